@@ -1,0 +1,46 @@
+"""Evolution strategies for PyTorch: train any `nn.Module` from scores alone.
+
+`EGGROLLTrainer` is the algorithm to use, `VanillaESTrainer` the dense one to compare it with, and
+`ESTrainer` the base of your own.
+"""
+
+from .base import ESTrainer
+from .eggroll import EGGROLLTrainer
+from .errors import (
+    AskTellError,
+    CheckpointError,
+    ConfigurationError,
+    EggrollError,
+    EggrollWarning,
+    FitnessError,
+    NotBatchableError,
+    ParameterError,
+    PopulationSizeError,
+)
+from .explain import Report
+from .population import Population, population_fitness
+from .shaping import centered_rank, standardize
+from .vanilla import VanillaESTrainer
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "AskTellError",
+    "CheckpointError",
+    "ConfigurationError",
+    "EGGROLLTrainer",
+    "ESTrainer",
+    "EggrollError",
+    "EggrollWarning",
+    "FitnessError",
+    "NotBatchableError",
+    "ParameterError",
+    "Population",
+    "PopulationSizeError",
+    "Report",
+    "VanillaESTrainer",
+    "__version__",
+    "centered_rank",
+    "population_fitness",
+    "standardize",
+]

@@ -1,0 +1,259 @@
+"""`BatchedEvaluator`: a chunk of members in one pass, by `torch.func.vmap` over stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from . import decompositions, members
+from .configuration import check_choice, check_integer
+from .errors import NotBatchableError
+from .evaluators import AutoEvaluator, Evaluator, SequentialEvaluator, preserved
+from .inputs import Inputs
+from .lowrank import LowRankTensor, Trace
+from .members import is_batched
+from .noise import keyed_global_rng
+from .perturbations import Chunk
+from .population import Population
+
+# The largest tensor of a chunk. On a CPU it should stay in the cache, and below the size from
+# which every allocation costs page faults; on a GPU it should fill the machine.
+CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+
+
+class BatchedEvaluator(Evaluator):
+    """All members of a chunk at once.
+
+    Args:
+        chunk_size: Members of a chunk, at most; None measures a first, small chunk and chooses.
+        randomness: `"same"` gives every member the same random numbers, `"different"` its own.
+    """
+
+    name = "vmap"
+
+    def __init__(self, chunk_size: int | None, randomness: str) -> None:
+        self.chosen = chunk_size is None  # … by us, and not by the user
+        self.chunk_size = chunk_size
+        self.randomness = randomness
+        self.seen = self.trace = Trace()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Choose the chunk that another run chose, unless the user has said one."""
+        if self.chosen:
+            self.chunk_size = state["chunk_size"]
+
+    def map(self, population: Population, function: Callable[..., Any], inputs: Inputs) -> Any:
+        """Call the function for every member, a chunk at a time."""
+        results, start = [], 0
+        owner = _Owner(population.model, function)
+        with preserved(population.model):
+            while start < len(population):
+                stop = inputs.limit(start, min(start + self._size(population), len(population)))
+                seed = population.fitness_seed(0 if self.randomness == "same" else start)
+                with keyed_global_rng(population.device, seed):
+                    results.append(self._run(population, owner, inputs, start, stop))
+                if self.chunk_size is None:
+                    self.chunk_size = self._choose_size(population)
+                start = stop
+        return results[0] if len(results) == 1 else tree_map(lambda *x: torch.cat(x), *results)
+
+    def _size(self, population: Population) -> int:
+        """Members of the next chunk: whole directions, the smallest number for the first one."""
+        s = len(population.perturbations.signs)
+        return s if self.chunk_size is None else -(-self.chunk_size // s) * s
+
+    def _choose_size(self, population: Population) -> int:
+        """The same for the same model and fitness: nothing here is timed."""
+        budget = CHUNK_BYTES.get(population.device.type, CHUNK_BYTES["cuda"])
+        return max(len(population.perturbations.signs), budget // max(1, self.seen.peak_bytes))
+
+    def _run(
+        self,
+        population: Population,
+        owner: _Owner,
+        inputs: Inputs,
+        start: int,
+        stop: int,
+    ) -> Any:
+        chunk = population.perturbations.chunk(start, stop)
+        centre, sigma = population.centre(), population.sigma
+        trace = Trace()
+        full = {name: chunk.stacked_weights(name, centre[name], sigma[name]) for name in chunk.full}
+        buffers = {path: buffer.clone() for path, buffer in owner.buffer_places}
+        signs = torch.tensor(chunk.signs, device=population.device).repeat(
+            (stop - start) // len(chunk.signs)
+        )
+        args, dims = inputs.chunk(start, stop)
+
+        def run(sign: Tensor, full: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
+            weights = {**full, **_stand_ins(chunk, centre, sigma, sign, trace)}
+            with _BatchedPass(trace, full):
+                swapped = owner.swap(weights) | buffers
+                result = torch.func.functional_call(owner, swapped, args, tie_weights=False)
+            self.seen.merge(trace)
+            if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+                raise NotBatchableError(
+                    "a batched pass returned a plain number, which cannot differ between members"
+                )
+            if not trace.used:
+                raise NotBatchableError(
+                    "no operation used any of the perturbed parameters, so a batched pass cannot "
+                    "tell the members apart"
+                )
+            return result
+
+        try:
+            return torch.func.vmap(run, (0, 0, dims), randomness=self.randomness)(signs, full, args)
+        finally:
+            owner.forget_stand_ins()
+
+
+def make_evaluator(evaluation: str, chunk_size: int | None, randomness: str) -> Evaluator:
+    """The evaluator that the constructor's arguments describe."""
+    if chunk_size is not None:
+        check_integer("chunk_size", chunk_size, at_least=1)
+    check_choice("randomness", randomness, ("different", "same"))
+    batched = BatchedEvaluator(chunk_size, randomness)
+    sequential = SequentialEvaluator(randomness)
+    choices: dict[str, Evaluator] = {
+        "auto": AutoEvaluator(batched, sequential),
+        "vmap": batched,
+        "sequential": sequential,
+    }
+    return choices[check_choice("evaluation", evaluation, tuple(choices))]
+
+
+def _stand_ins(
+    chunk: Chunk,
+    centre: dict[str, Tensor],
+    sigma: Any,
+    sign: Tensor,
+    trace: Trace,
+) -> dict[str, LowRankTensor]:
+    """One member's low-rank parameters, inside `vmap`."""
+    stand_ins = {}
+    for name, (left, right) in chunk.factors.items():
+        weight = centre[name]
+        scales = torch.tensor(chunk.signs, dtype=weight.dtype, device=weight.device) * sigma[name]
+        matrix = weight.reshape(left.shape[2], right.shape[2])
+        coefficient = (sign * sigma[name]).to(weight.dtype)
+        stand_ins[name] = LowRankTensor(
+            name, matrix, left, right, coefficient, scales, trace, weight.shape
+        )
+    return stand_ins
+
+
+class _Owner(nn.Module):
+    """Owns the model, and its `forward` is the function: so `functional_call` can swap weights."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+        names = {id(p): name for name, p in model.named_parameters()}
+        # One path for each module that holds a parameter, whatever paths lead to the module.
+        places = [(prefix, module) for prefix, module in self.named_modules()]
+        self.parameter_places = [
+            (f"{prefix}.{name}", names[id(p)])
+            for prefix, module in places
+            for name, p in module.named_parameters(recurse=False)
+        ]
+        self.buffer_places = [
+            (f"{prefix}.{name}", buffer)
+            for prefix, module in places
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def forward(self, *args: Any) -> Any:
+        """Call the function on the model."""
+        return self.function(self.model, *args)
+
+    def swap(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Every place of every perturbed parameter, tied ones included."""
+        return {path: weights[name] for path, name in self.parameter_places if name in weights}
+
+    def forget_stand_ins(self) -> None:
+        """Recurrent modules keep a list of their weights beside them: bring it up to date."""
+        for module in self.modules():
+            if isinstance(module, nn.RNNBase):
+                module._update_flat_weights()
+
+
+class _BatchedPass(TorchFunctionMode):
+    """Sees every operation of a batched pass: keeps the trace, steps in where `vmap` would fail.
+
+    Args:
+        trace: Where to note the parameters used and the largest tensor.
+        full: The parameters with full noise, batched.
+    """
+
+    def __init__(self, trace: Trace, full: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.trace = trace
+        self.names = {id(tensor): name for name, tensor in full.items()}
+        trace.peak_bytes = sum(tensor.nbytes for tensor in full.values())
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        if LowRankTensor in types:
+            with self:  # the simpler operations that this one becomes are seen too
+                return LowRankTensor.__torch_function__(func, types, args, kwargs)
+        self._note_use((*args, *kwargs.values()))
+        result = STEP_IN.get(func, func)(*args, **kwargs)
+        for leaf in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(leaf, Tensor) and is_batched(leaf):
+                self.trace.peak_bytes = max(self.trace.peak_bytes, leaf.nbytes)
+        return result
+
+    def _note_use(self, arguments: Any) -> None:
+        for argument in arguments:
+            if id(argument) in self.names:
+                self.trace.used.add(self.names[id(argument)])
+            elif isinstance(argument, (tuple, list)):
+                self._note_use(argument)
+
+
+def _item(tensor: Tensor) -> Any:
+    """`.item()` of a tensor that differs from member to member: the tensor goes on in its place.
+
+    As a Python number would, it counts in double precision.
+    """
+    if not is_batched(tensor) or tensor.numel() != 1:
+        return tensor.item()
+    tensor = tensor.reshape(())
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p > 0:  # each member's own mask, or one for all: vmap's dropout knows
+        return decompositions.attention_with_dropout(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    return members.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+# Operations for which `vmap` has no rule, or a slow one.
+STEP_IN: dict[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.item: _item,
+    F.scaled_dot_product_attention: _attention,
+    F.bilinear: decompositions.bilinear,
+    torch._weight_norm: decompositions.weight_norm,
+}
