@@ -371,7 +371,7 @@ class ESTrainer(ABC):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer; editing its `param_groups`, `sigma` included, has its usual effect."""
+        """The torch optimizer; editing its `param_groups` (`lr`, `sigma`) has its usual effect."""
         return self.centre.optimizer
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import decompositions, members
+from . import decompositions, members, operations
 from .configuration import check_choice, check_integer
 from .errors import NotBatchableError
 from .evaluators import AutoEvaluator, Evaluator, SequentialEvaluator, preserved
@@ -206,7 +206,7 @@ class _BatchedPass(TorchFunctionMode):
         kwargs = kwargs or {}
         if LowRankTensor in types:
             with self:  # the simpler operations that this one becomes are seen too
-                return LowRankTensor.__torch_function__(func, types, args, kwargs)
+                return operations.run(func, args, kwargs)
         self._note_use((*args, *kwargs.values()))
         result = STEP_IN.get(func, func)(*args, **kwargs)
         for leaf in result if isinstance(result, (tuple, list)) else (result,):

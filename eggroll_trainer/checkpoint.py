@@ -68,7 +68,7 @@ def _check(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
     ):
         if state[name] != own:
             raise CheckpointError(
-                f"the checkpoint was written with {name}={state[name]!r}, this trainer has {own!r}: "
+                f"the checkpoint was written with {name}={state[name]!r}, not {own!r}; "
                 "make the trainer with the arguments of the run"
             )
     saved, model = state["model"], trainer.model.state_dict()

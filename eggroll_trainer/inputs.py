@@ -52,7 +52,8 @@ class MemberInputs(Inputs):
             self.dims = []
             if len(in_dims) != len(args):
                 raise ConfigurationError(
-                    f"in_dims has {len(in_dims)} entries for {len(args)} arguments: expected as many"
+                    f"in_dims has {len(in_dims)} entries: expected one for each of the "
+                    f"{len(args)} arguments"
                 )
             for argument, dim in zip(args, in_dims, strict=True):
                 for leaf in tree_flatten(argument)[0]:
