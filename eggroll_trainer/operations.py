@@ -1,0 +1,364 @@
+"""What each operation does with a `LowRankTensor`.
+
+`LAZY`, the table at the end, holds those that never form a member's weight. Any other operation is
+done on dense weights: right, slower, and counted, so that `trainer.explain()` can list it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from . import decompositions, members
+from .errors import NotBatchableError
+from .lowrank import LowRankTensor
+
+
+def run(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run an operation of which an argument is a `LowRankTensor`."""
+    if func in METADATA:
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+    if isinstance(func, types.FunctionType) and func.__module__ == F.__name__:
+        return _body(func)(*args, **kwargs)
+    if (handler := LAZY.get(func)) is not None:
+        result = handler(*args, **kwargs)
+        if result is not NotImplemented:
+            _note(func, (*args, *kwargs.values()), dense=False)
+            return result
+    _refuse_in_place(func, args, kwargs)
+    _note(func, (*args, *kwargs.values()), dense=True)
+    args, kwargs = tree_map_only(LowRankTensor, LowRankTensor.dense, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _note(func: Callable[..., Any], arguments: Iterable[Any], dense: bool) -> None:
+    for tensor in arguments:
+        if isinstance(tensor, LowRankTensor):
+            trace = tensor.seen
+            operation = torch.overrides.resolve_name(func) or func.__name__
+            (trace.dense if dense else trace.lazy).add((tensor.label, operation))
+            trace.used.add(tensor.label)
+            if dense:
+                size = tensor.weight.numel() * tensor.weight.element_size()
+                trace.peak_bytes = max(trace.peak_bytes, size)
+        elif isinstance(tensor, (tuple, list)):
+            _note(func, tensor, dense)
+
+
+def _refuse_in_place(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    name = func.__name__
+    in_place = name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__",))
+    in_place |= name.endswith("_") and not name.endswith("__")
+    if (in_place and isinstance(args[0], LowRankTensor)) or "out" in kwargs:
+        raise NotBatchableError(
+            f"the fitness writes into a parameter ({name}), which in a batched pass belongs to all "
+            "members at once"
+        )
+
+
+def _body(func: types.FunctionType) -> Callable[..., Any]:
+    """A function of `torch.nn.functional`, with its own body running on the stand-ins.
+
+    These functions hand a tensor subclass to `__torch_function__` first thing. Past that check
+    their bodies are plain compositions of simpler operations, which the table knows: with the
+    check answering no, `multi_head_attention_forward` and its like need no code here.
+    """
+    if func not in _BODIES:
+        namespace = {**F.__dict__, **dict.fromkeys(_SUBCLASS_CHECKS, lambda *args: False)}
+        body = types.FunctionType(
+            func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__
+        )
+        body.__kwdefaults__ = func.__kwdefaults__
+        _BODIES[func] = body
+    return _BODIES[func]
+
+
+_BODIES: dict[types.FunctionType, Callable[..., Any]] = {}
+_SUBCLASS_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    if isinstance(input, LowRankTensor) or weight.dim() != 2:
+        return NotImplemented
+    if not isinstance(weight, LowRankTensor):
+        return NotImplemented
+    w = weight
+    return members.linear(input, w.coefficient, w.weight, w.left, w.right, w.scales, bias)
+
+
+def _matmul(input: Any, other: Any) -> Any:
+    if isinstance(input, LowRankTensor) and isinstance(other, LowRankTensor):
+        return NotImplemented
+    matrix, rest = (other, input) if isinstance(other, LowRankTensor) else (input, other)
+    if not matrix.is_matrix or (matrix.dim() > 2 and rest.shape[:-2] != matrix.shape[:-2]):
+        return NotImplemented
+    flat = matrix.derive(matrix.weight, matrix.left, matrix.right)
+    if matrix is other:
+        return _linear(rest, _transpose(flat))
+    return _linear(rest, flat) if rest.dim() == 1 else _linear(rest.mT, flat).mT
+
+
+def _rmatmul(input: Any, other: Any) -> Any:
+    return _matmul(other, input)
+
+
+def _addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = NotImplemented if isinstance(input, LowRankTensor) else _matmul(mat1, mat2)
+    if product is NotImplemented:
+        return NotImplemented
+    product = product if alpha == 1 else alpha * product
+    return product + (input if beta == 1 else beta * input)
+
+
+def _einsum(equation: Any, *operands: Any) -> Any:
+    """Two terms: the centre's, and one in which the member's factors replace the matrix."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    lows = [i for i, operand in enumerate(operands) if isinstance(operand, LowRankTensor)]
+    if not isinstance(equation, str) or "->" not in equation or len(lows) != 1:
+        return NotImplemented
+    inputs, output = equation.replace(" ", "").split("->")
+    subscripts, low = inputs.split(","), operands[lows[0]]
+    if low.dim() != 2 or len(set(subscripts[lows[0]])) != 2:
+        return NotImplemented
+    row, column = list(subscripts[lows[0]])
+    rank = next(c for c in "zyxwvutsrqponmlkjihgfedcba" if c not in equation)
+    factors = [(rank + row, low.own_left()), (rank + column, low.own_right())]
+    factors.sort(key=lambda factor: factor[0][1] in output)  # contract first what can be
+    centre = [low.weight if operand is low else operand for operand in operands]
+    others = [(s, t) for s, t in zip(subscripts, operands, strict=True) if t is not low]
+    terms = [*others, *factors]
+    correction = torch.einsum(
+        ",".join(s for s, _ in terms) + "->" + output, *[tensor for _, tensor in terms]
+    )
+    return torch.einsum(equation, *centre) + low.coefficient * correction
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+def _transpose(input: Any, dim0: int = 0, dim1: int = 1) -> Any:
+    if not input.is_matrix or {dim0 % input.dim(), dim1 % input.dim()} != {
+        input.dim() - 2,
+        input.dim() - 1,
+    }:
+        return NotImplemented
+    shape = (*input.shape[:-2], input.shape[-1], input.shape[-2])
+    return input.derive(input.weight.mT, input.right, input.left, torch.Size(shape))
+
+
+def _matrix_transpose(input: Any) -> Any:
+    return _transpose(input, -2, -1)
+
+
+def _permute(input: Any, *dims: Any) -> Any:
+    dims = tuple(dims[0]) if len(dims) == 1 else dims
+    return _transpose(input) if tuple(d % 2 for d in dims) == (1, 0) else NotImplemented
+
+
+def _narrow(input: Any, dim: int, start: int, length: int) -> Any:
+    if input.dim() != 2 or not input.is_matrix:
+        return NotImplemented
+    start = start + input.shape[dim] if start < 0 else start
+    left, right = input.left, input.right
+    if dim % 2 == 0:
+        left = left.narrow(2, start, length)
+    else:
+        right = right.narrow(2, start, length)
+    return input.derive(input.weight.narrow(dim, start, length), left, right)
+
+
+def _split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
+    if tensor.dim() != 2 or not tensor.is_matrix:
+        return NotImplemented
+    sizes, size = split_size_or_sections, tensor.shape[dim]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, size - start) for start in range(0, size, sizes)]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(_narrow(tensor, dim, a, n) for a, n in zip(starts, sizes, strict=True))
+
+
+def _chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+    return _split(input, -(-input.shape[dim] // chunks), dim)
+
+
+def _unsqueeze(input: Any, dim: int) -> Any:
+    if not input.is_matrix or dim not in (0, -input.dim() - 1):
+        return NotImplemented
+    shape = torch.Size((1, *input.shape))
+    return input.derive(input.weight, input.left, input.right, shape)
+
+
+def _expand(input: Any, *sizes: Any) -> Any:
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    if not input.is_matrix or any(
+        size not in (-1, own) for size, own in zip(sizes[-2:], input.shape[-2:], strict=True)
+    ):
+        return NotImplemented
+    old = (1,) * (len(sizes) - input.dim()) + tuple(input.shape)
+    lead = (own if size == -1 else size for size, own in zip(sizes, old, strict=True))
+    return input.derive(input.weight, input.left, input.right, torch.Size(lead))
+
+
+def _identity(input: Any, *args: Any, **kwargs: Any) -> Any:
+    return input
+
+
+def _to(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stays as it is where nothing would change; a converted weight is formed."""
+    target = torch.empty(0, dtype=input.dtype, device=input.device).to(*args, **kwargs)
+    same = target.dtype == input.dtype and target.device == input.device
+    return input if same else NotImplemented
+
+
+# --- look-ups -------------------------------------------------------------------------------------
+
+
+def _embedding(weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(weight, LowRankTensor) or weight.dim() != 2 or not weight.is_matrix:
+        return NotImplemented
+    w = weight
+    return members.embedding(indices, w.coefficient, w.weight, w.left, w.right, w.scales)
+
+
+def _getitem(input: Any, index: Any) -> Any:
+    if not isinstance(input, LowRankTensor) or input.dim() != 2 or not input.is_matrix:
+        return NotImplemented
+    if isinstance(index, int):
+        index = index + input.shape[0] if index < 0 else index
+        return _embedding(input, torch.tensor(index, device=input.device))
+    if isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32):
+        return _embedding(input, torch.where(index < 0, index + input.shape[0], index))
+    slices = index if isinstance(index, tuple) else (index,)
+    if len(slices) > 2 or not all(isinstance(s, slice) for s in slices):
+        return NotImplemented
+    for dim, part in enumerate(slices):
+        start, stop, step = part.indices(input.shape[dim])
+        if step != 1:
+            return NotImplemented
+        input = _narrow(input, dim, start, max(0, stop - start))
+    return input
+
+
+# --- convolutions ---------------------------------------------------------------------------------
+
+
+def _convolution(conv: Callable[..., Tensor]) -> Callable[..., Any]:
+    """`r` filters `B` of the member, then `A` as a 1×1 convolution."""
+
+    def lazy(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        if not isinstance(weight, LowRankTensor) or isinstance(input, LowRankTensor):
+            return NotImplemented
+        kernel, ones = weight.shape[1:], (1,) * (weight.dim() - 2)
+        centre = weight.weight.view(weight.shape)
+        out = conv(input, centre, None, stride, padding, dilation, groups)
+        filters = weight.own_right().view(-1, *kernel).repeat(groups, *[1] * len(kernel))
+        projected = conv(input, filters, None, stride, padding, dilation, groups)
+        mix = (weight.coefficient * weight.own_left().mT).view(weight.shape[0], -1, *ones)
+        out = out + conv(projected, mix, None, 1, 0, 1, groups)
+        return out if bias is None else out + bias.view(-1, *ones)
+
+    return lazy
+
+
+def _transposed_convolution(conv: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The other way round: `A` as a 1×1 convolution, then `r` transposed filters `B`."""
+    pointwise = {
+        torch.conv_transpose1d: torch.conv1d,
+        torch.conv_transpose2d: torch.conv2d,
+        torch.conv_transpose3d: torch.conv3d,
+    }[conv]
+
+    def lazy(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        if not isinstance(weight, LowRankTensor) or isinstance(input, LowRankTensor):
+            return NotImplemented
+        kernel, ones = weight.shape[1:], (1,) * (weight.dim() - 2)
+        options = (stride, padding, output_padding, groups, dilation)
+        out = conv(input, weight.weight.view(weight.shape), None, *options)
+        left = weight.own_left() * weight.coefficient  # (r, in)
+        mix = (
+            left.view(len(left), groups, -1).transpose(0, 1).reshape(len(left) * groups, -1, *ones)
+        )
+        projected = pointwise(input, mix, None, 1, 0, 1, groups)
+        filters = weight.own_right().view(-1, *kernel).repeat(groups, *[1] * len(kernel))
+        out = out + conv(projected, filters, None, *options)
+        return out if bias is None else out + bias.view(-1, *ones)
+
+    return lazy
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+LAZY: dict[Callable[..., Any], Callable[..., Any]] = {
+    **dict.fromkeys((F.linear,), _linear),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, torch.mv), _matmul),
+    **dict.fromkeys((Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__), _matmul),
+    Tensor.__rmatmul__: _rmatmul,
+    **dict.fromkeys((torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm), _addmm),
+    **dict.fromkeys((torch.addmv, Tensor.addmv), _addmm),
+    torch.einsum: _einsum,
+    **dict.fromkeys((Tensor.T.__get__, Tensor.mT.__get__), _matrix_transpose),  # type: ignore[attr-defined]
+    **dict.fromkeys((torch.t, Tensor.t), _matrix_transpose),
+    **dict.fromkeys((torch.transpose, Tensor.transpose, torch.swapaxes), _transpose),
+    **dict.fromkeys((Tensor.swapaxes, torch.swapdims, Tensor.swapdims), _transpose),
+    **dict.fromkeys((torch.permute, Tensor.permute), _permute),
+    **dict.fromkeys((torch.narrow, Tensor.narrow), _narrow),
+    **dict.fromkeys((torch.split, Tensor.split), _split),
+    **dict.fromkeys((torch.chunk, Tensor.chunk), _chunk),
+    **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
+    Tensor.expand: _expand,
+    **dict.fromkeys((torch.detach, Tensor.detach, Tensor.data.__get__), _identity),  # type: ignore[attr-defined]
+    **dict.fromkeys((torch.clone, Tensor.clone, Tensor.contiguous), _identity),
+    Tensor.requires_grad_: _identity,
+    Tensor.to: _to,
+    torch.embedding: _embedding,
+    Tensor.__getitem__: _getitem,
+    torch.embedding_bag: decompositions.embedding_bag,
+    **{conv: _convolution(conv) for conv in (torch.conv1d, torch.conv2d, torch.conv3d)},
+    **{
+        conv: _transposed_convolution(conv)
+        for conv in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+    },
+    **decompositions.RECURRENT,
+}
+
+# What can be asked of a stand-in as of any tensor.
+_ATTRIBUTES = (
+    *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn"),
+    *("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized", "is_nested"),
+    *("itemsize", "nbytes"),
+)
+METADATA = {
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+    *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride),
+    *(Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
+    *(Tensor.get_device, Tensor.__len__, Tensor.__hash__, torch.numel, torch.is_floating_point),
+    *(torch.is_complex, torch.is_tensor),
+}
