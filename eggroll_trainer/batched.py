@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from . import decompositions, members, operations
 from .configuration import check_choice, check_integer
+from .convolutions import CONVOLUTIONS
 from .errors import NotBatchableError
 from .evaluators import AutoEvaluator, Evaluator, SequentialEvaluator, preserved
 from .inputs import Inputs
@@ -21,6 +22,7 @@ from .members import is_batched
 from .noise import keyed_global_rng
 from .perturbations import Chunk
 from .population import Population
+from .recurrent import RECURRENT
 
 # The largest tensor of a chunk. On a CPU it should stay in the cache, and below the size from
 # which every allocation costs page faults; on a GPU it should fill the machine.
@@ -204,22 +206,33 @@ class _BatchedPass(TorchFunctionMode):
     ) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
-        if LowRankTensor in types:
-            with self:  # the simpler operations that this one becomes are seen too
+        with self:  # the simpler operations that this one becomes are seen too
+            if (body := operations.body(func)) is not None:
+                return body(*args, **kwargs)
+            if LowRankTensor in types:
                 return operations.run(func, args, kwargs)
-        self._note_use((*args, *kwargs.values()))
-        result = STEP_IN.get(func, func)(*args, **kwargs)
+        batched = self._look_at((*args, *kwargs.values()))
+        result: Any = NotImplemented
+        if batched and (stand_in := STEP_IN.get(func)) is not None:
+            result = stand_in(*args, **kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
         for leaf in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(leaf, Tensor) and is_batched(leaf):
                 self.trace.peak_bytes = max(self.trace.peak_bytes, leaf.nbytes)
         return result
 
-    def _note_use(self, arguments: Any) -> None:
+    def _look_at(self, arguments: Any) -> bool:
+        """Note the use of parameters with full noise; whether any argument is batched."""
+        batched = False
         for argument in arguments:
-            if id(argument) in self.names:
-                self.trace.used.add(self.names[id(argument)])
+            if isinstance(argument, Tensor):
+                batched = batched or is_batched(argument)
+                if id(argument) in self.names:
+                    self.trace.used.add(self.names[id(argument)])
             elif isinstance(argument, (tuple, list)):
-                self._note_use(argument)
+                batched = self._look_at(argument) or batched
+        return batched
 
 
 def _item(tensor: Tensor) -> Any:
@@ -227,8 +240,8 @@ def _item(tensor: Tensor) -> Any:
 
     As a Python number would, it counts in double precision.
     """
-    if not is_batched(tensor) or tensor.numel() != 1:
-        return tensor.item()
+    if tensor.numel() != 1:
+        return tensor.item()  # raises
     tensor = tensor.reshape(())
     return tensor.double() if tensor.is_floating_point() else tensor
 
@@ -256,4 +269,9 @@ STEP_IN: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.bilinear: decompositions.bilinear,
     torch._weight_norm: decompositions.weight_norm,
+    torch.layer_norm: decompositions.layer_norm,
+    torch.group_norm: decompositions.group_norm,
+    torch.batch_norm: decompositions.batch_norm,
+    **CONVOLUTIONS,
+    **RECURRENT,
 }

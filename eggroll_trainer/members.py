@@ -16,6 +16,7 @@ as one product of all rows with $W$ and a batched product that accumulates into 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def _correct_shared(base: Tensor, projected: Tensor, left: Tensor, scales: Tenso
     return out
 
 
-def _linear_members(
+def linear_members(
     x: Tensor, dim: int | None, weight: Tensor, left: Tensor, right: Tensor, scales: Tensor
 ) -> Tensor:
     """`x` is `(M, …, n)` with its member axis at `dim`, or shared by all; returns `(M, …, m)`."""
@@ -88,7 +89,7 @@ def _linear_rule(
         x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         out = linear(x, coefficient, weight, left, right, scales)
     else:
-        out = _linear_members(x, in_dims[0], weight, left, right, scales)
+        out = linear_members(x, in_dims[0], weight, left, right, scales)
     if bias is not None:  # (m,), or (M, m)
         out += bias.view(*bias.shape[:-1], *[1] * (out.dim() - bias.dim()), bias.shape[-1])
     return out, 0
@@ -157,17 +158,40 @@ def _attention_rule(
     return out.view(*lead, *out.shape[1:]), 0
 
 
-_LOWRANK = "Tensor coefficient, Tensor weight, Tensor left, Tensor right, Tensor scales"
-_SCHEMAS = {
-    "linear": f"(Tensor x, {_LOWRANK}, Tensor? bias=None) -> Tensor",
-    "own_factor": "(Tensor coefficient, Tensor factor) -> Tensor",
-    "embedding": f"(Tensor indices, {_LOWRANK}) -> Tensor",
-    "attention": "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, "
-    "float? scale, bool enable_gqa) -> Tensor",
-}
-for _name, _schema in _SCHEMAS.items():
-    torch.library.define(f"eggroll::{_name}", _schema)
-    torch.library.register_vmap(f"eggroll::{_name}", globals()[f"_{_name}_rule"])
+def define(
+    name: str,
+    schema: str,
+    rule: Callable[..., tuple[Any, Any]],
+    alone: Callable[..., Any] | None = None,
+) -> None:
+    """Define an operator by its batching rule, and by what it does when nothing is batched."""
+    torch.library.define(f"eggroll::{name}", schema)
+    torch.library.register_vmap(f"eggroll::{name}", rule)
+    if alone is not None:
+        torch.library.impl(f"eggroll::{name}", "default", func=alone)
+
+
+def _attention_alone(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, *options: Any
+) -> Tensor:
+    scale, enable_gqa = options
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+LOWRANK = "Tensor coefficient, Tensor weight, Tensor left, Tensor right, Tensor scales"
+define("linear", f"(Tensor x, {LOWRANK}, Tensor? bias=None) -> Tensor", _linear_rule)
+define("own_factor", "(Tensor coefficient, Tensor factor) -> Tensor", _own_factor_rule)
+define("embedding", f"(Tensor indices, {LOWRANK}) -> Tensor", _embedding_rule)
+define(
+    "attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, "
+    "bool enable_gqa) -> Tensor",
+    _attention_rule,
+    _attention_alone,
+)
+_OPS = torch.ops.eggroll
 
 
 def linear(
@@ -228,16 +252,3 @@ def attention(
     """
     out: Tensor = _OPS.attention(query, key, value, mask, is_causal, scale, enable_gqa)
     return out
-
-
-def _attention_of_all(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, *options: Any
-) -> Tensor:
-    scale, enable_gqa = options
-    return F.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-
-
-torch.library.impl("eggroll::attention", "default", func=_attention_of_all)
-_OPS = torch.ops.eggroll

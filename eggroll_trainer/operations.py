@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from . import decompositions, members
+from .convolutions import CONVOLUTIONS
 from .errors import NotBatchableError
 from .lowrank import LowRankTensor
+from .recurrent import RECURRENT
 
 
 def run(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -25,8 +27,6 @@ def run(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if func in METADATA:
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
-    if isinstance(func, types.FunctionType) and func.__module__ == F.__name__:
-        return _body(func)(*args, **kwargs)
     if (handler := LAZY.get(func)) is not None:
         result = handler(*args, **kwargs)
         if result is not NotImplemented:
@@ -63,20 +63,22 @@ def _refuse_in_place(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         )
 
 
-def _body(func: types.FunctionType) -> Callable[..., Any]:
-    """A function of `torch.nn.functional`, with its own body running on the stand-ins.
+def body(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A function of `torch.nn.functional`, its own body running inside the pass; else None.
 
-    These functions hand a tensor subclass to `__torch_function__` first thing. Past that check
-    their bodies are plain compositions of simpler operations, which the table knows: with the
-    check answering no, `multi_head_attention_forward` and its like need no code here.
+    These functions hand themselves to `__torch_function__` first thing. Past that check their
+    bodies are plain compositions of simpler operations, which the tables know: with the check
+    answering no, `multi_head_attention_forward` and its like need no code here.
     """
+    if not isinstance(func, types.FunctionType) or func.__module__ != F.__name__:
+        return None
     if func not in _BODIES:
         namespace = {**F.__dict__, **dict.fromkeys(_SUBCLASS_CHECKS, lambda *args: False)}
-        body = types.FunctionType(
+        own = types.FunctionType(
             func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__
         )
-        body.__kwdefaults__ = func.__kwdefaults__
-        _BODIES[func] = body
+        own.__kwdefaults__ = func.__kwdefaults__
+        _BODIES[func] = own
     return _BODIES[func]
 
 
@@ -210,6 +212,14 @@ def _expand(input: Any, *sizes: Any) -> Any:
     return input.derive(input.weight, input.left, input.right, torch.Size(lead))
 
 
+def _diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    if (offset, dim1, dim2) != (0, 0, 1) or input.dim() != 2 or not input.is_matrix:
+        return NotImplemented
+    n = min(input.shape)
+    correction = (input.own_left()[:, :n] * input.own_right()[:, :n]).sum(dim=0)
+    return input.weight.diagonal() + input.coefficient * correction
+
+
 def _identity(input: Any, *args: Any, **kwargs: Any) -> Any:
     return input
 
@@ -250,70 +260,6 @@ def _getitem(input: Any, index: Any) -> Any:
     return input
 
 
-# --- convolutions ---------------------------------------------------------------------------------
-
-
-def _convolution(conv: Callable[..., Tensor]) -> Callable[..., Any]:
-    """`r` filters `B` of the member, then `A` as a 1×1 convolution."""
-
-    def lazy(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Any:
-        if not isinstance(weight, LowRankTensor) or isinstance(input, LowRankTensor):
-            return NotImplemented
-        kernel, ones = weight.shape[1:], (1,) * (weight.dim() - 2)
-        centre = weight.weight.view(weight.shape)
-        out = conv(input, centre, None, stride, padding, dilation, groups)
-        filters = weight.own_right().view(-1, *kernel).repeat(groups, *[1] * len(kernel))
-        projected = conv(input, filters, None, stride, padding, dilation, groups)
-        mix = (weight.coefficient * weight.own_left().mT).view(weight.shape[0], -1, *ones)
-        out = out + conv(projected, mix, None, 1, 0, 1, groups)
-        return out if bias is None else out + bias.view(-1, *ones)
-
-    return lazy
-
-
-def _transposed_convolution(conv: Callable[..., Tensor]) -> Callable[..., Any]:
-    """The other way round: `A` as a 1×1 convolution, then `r` transposed filters `B`."""
-    pointwise = {
-        torch.conv_transpose1d: torch.conv1d,
-        torch.conv_transpose2d: torch.conv2d,
-        torch.conv_transpose3d: torch.conv3d,
-    }[conv]
-
-    def lazy(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> Any:
-        if not isinstance(weight, LowRankTensor) or isinstance(input, LowRankTensor):
-            return NotImplemented
-        kernel, ones = weight.shape[1:], (1,) * (weight.dim() - 2)
-        options = (stride, padding, output_padding, groups, dilation)
-        out = conv(input, weight.weight.view(weight.shape), None, *options)
-        left = weight.own_left() * weight.coefficient  # (r, in)
-        mix = (
-            left.view(len(left), groups, -1).transpose(0, 1).reshape(len(left) * groups, -1, *ones)
-        )
-        projected = pointwise(input, mix, None, 1, 0, 1, groups)
-        filters = weight.own_right().view(-1, *kernel).repeat(groups, *[1] * len(kernel))
-        out = out + conv(projected, filters, None, *options)
-        return out if bias is None else out + bias.view(-1, *ones)
-
-    return lazy
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 LAZY: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -334,6 +280,7 @@ LAZY: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.chunk, Tensor.chunk), _chunk),
     **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
     Tensor.expand: _expand,
+    **dict.fromkeys((torch.diagonal, Tensor.diagonal), _diagonal),
     **dict.fromkeys((torch.detach, Tensor.detach, Tensor.data.__get__), _identity),  # type: ignore[attr-defined]
     **dict.fromkeys((torch.clone, Tensor.clone, Tensor.contiguous), _identity),
     Tensor.requires_grad_: _identity,
@@ -341,12 +288,8 @@ LAZY: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.embedding: _embedding,
     Tensor.__getitem__: _getitem,
     torch.embedding_bag: decompositions.embedding_bag,
-    **{conv: _convolution(conv) for conv in (torch.conv1d, torch.conv2d, torch.conv3d)},
-    **{
-        conv: _transposed_convolution(conv)
-        for conv in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-    },
-    **decompositions.RECURRENT,
+    **CONVOLUTIONS,
+    **RECURRENT,
 }
 
 # What can be asked of a stand-in as of any tensor.
