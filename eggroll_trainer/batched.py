@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,9 +25,13 @@ from .perturbations import Chunk
 from .population import Population
 from .recurrent import RECURRENT
 
-# The largest tensor of a chunk. On a CPU it should stay in the cache, and below the size from
-# which every allocation costs page faults; on a GPU it should fill the machine.
+# The largest tensor of a chunk. On a CPU a pass over it should come from the cache, yet many calls
+# cost more than that; on a GPU it should fill the machine. Measured: benchmarks/chunks.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+# On a CPU, a member whose largest tensor is above this, and above so many times its weights, is
+# better off alone: it saves little by sharing them, and its activations stay in the cache.
+ALONE_BYTES = 192 * 2**10
+ALONE_RATIO = 3
 
 
 class BatchedEvaluator(Evaluator):
@@ -52,6 +57,7 @@ class BatchedEvaluator(Evaluator):
 
     def map(self, population: Population, function: Callable[..., Any], inputs: Inputs) -> Any:
         """Call the function for every member, a chunk at a time."""
+        _keep_freed_memory()
         results, start = [], 0
         owner = _Owner(population.model, function)
         with preserved(population.model):
@@ -74,6 +80,16 @@ class BatchedEvaluator(Evaluator):
         """The same for the same model and fitness: nothing here is timed."""
         budget = CHUNK_BYTES.get(population.device.type, CHUNK_BYTES["cuda"])
         return max(len(population.perturbations.signs), budget // max(1, self.seen.peak_bytes))
+
+    def better_alone(self, population: Population) -> str | None:
+        """Why members are better evaluated one after another, although they can be batched."""
+        peak, weights = self.seen.peak_bytes, sum(p.nbytes for p in population.parameters.values())
+        if population.device.type != "cpu" or peak < max(ALONE_BYTES, ALONE_RATIO * weights):
+            return None
+        return (
+            f"a member's largest tensor ({peak / 2**20:.1f} MiB) outweighs its weights "
+            f"({weights / 2**20:.2f} MiB), so that on a CPU batching would not pay"
+        )
 
     def _run(
         self,
@@ -114,6 +130,17 @@ class BatchedEvaluator(Evaluator):
             return torch.func.vmap(run, (0, 0, dims), randomness=self.randomness)(signs, full, args)
         finally:
             owner.forget_stand_ins()
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Let the C library keep the memory of freed tensors, for the next ones of a pass.
+
+    glibc hands large freed blocks back to the system, and every page of a new one costs a fault:
+    up to half the time of a batched pass. Its thresholds adapt to the largest block freed so far
+    (mallopt(3)): freeing one of nearly 32 MiB, their maximum, settles them.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def make_evaluator(evaluation: str, chunk_size: int | None, randomness: str) -> Evaluator:

@@ -232,11 +232,12 @@ def _own_filters(
     total: Tensor | None = None
     offsets = itertools.product(*[range(n) for n in kernel])
     for place, offset in enumerate(offsets):
-        window: tuple[Any, ...] = tuple(
+        slices = [
             slice(o * d, o * d + n - d * (size - 1), step)
             for o, d, n, size, step in zip(offset, dilation, space, kernel, stride, strict=True)
-        )
-        shifted = maps[:, :, :, place][(Ellipsis, *window)]
+        ]
+        window: tuple[Any, ...] = (..., *slices)
+        shifted = maps[:, :, :, place][window]
         total = shifted.clone() if total is None else total.add_(shifted)
     assert total is not None
     return total

@@ -28,6 +28,7 @@ from .lowrank import Trace
 from .noise import keyed_global_rng, seed_global_rng
 
 if TYPE_CHECKING:
+    from .batched import BatchedEvaluator
     from .population import Population
 
 # Members whose noise is fetched at once.
@@ -124,9 +125,13 @@ def _stack(results: list[Any]) -> Any:
 
 
 class AutoEvaluator(Evaluator):
-    """All members at once while that works; one after another from the first time it does not."""
+    """All members at once while that works; one after another from the first time it does not.
 
-    def __init__(self, batched: Evaluator, sequential: Evaluator) -> None:
+    It also goes on one after another, without a warning, where the first generation shows that
+    batching does not pay (`BatchedEvaluator.better_alone`).
+    """
+
+    def __init__(self, batched: BatchedEvaluator, sequential: SequentialEvaluator) -> None:
         self.batched = batched
         self.sequential = sequential
 
@@ -155,7 +160,9 @@ class AutoEvaluator(Evaluator):
         if self.reason is not None:
             return self.sequential.map(population, function, inputs)
         try:
-            return self.batched.map(population, function, inputs)
+            result = self.batched.map(population, function, inputs)
+            self.reason = self.batched.better_alone(population)
+            return result
         except FitnessError:
             raise  # one after another it would return the same
         except Exception as error:

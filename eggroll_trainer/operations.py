@@ -131,13 +131,15 @@ def _einsum(equation: Any, *operands: Any) -> Any:
         return NotImplemented
     inputs, output = equation.replace(" ", "").split("->")
     subscripts, low = inputs.split(","), operands[lows[0]]
-    if low.dim() != 2 or len(set(subscripts[lows[0]])) != 2:
-        return NotImplemented
-    row, column = list(subscripts[lows[0]])
+    row, rest = subscripts[lows[0]][0], subscripts[lows[0]][1:]
+    if low.shape[:1] != low.weight.shape[:1] or len({row, *rest}) != low.dim():
+        return NotImplemented  # an expanded matrix, a diagonal or an ellipsis
     rank = next(c for c in "zyxwvutsrqponmlkjihgfedcba" if c not in equation)
-    factors = [(rank + row, low.own_left()), (rank + column, low.own_right())]
+    right = low.own_right().view(-1, *low.shape[1:])
+    factors = [(rank + row, low.own_left()), (rank + rest, right)]
     factors.sort(key=lambda factor: factor[0][1] in output)  # contract first what can be
-    centre = [low.weight if operand is low else operand for operand in operands]
+    weight = low.weight.view(low.shape)
+    centre = [weight if operand is low else operand for operand in operands]
     others = [(s, t) for s, t in zip(subscripts, operands, strict=True) if t is not low]
     terms = [*others, *factors]
     correction = torch.einsum(
