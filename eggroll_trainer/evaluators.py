@@ -83,25 +83,24 @@ class SequentialEvaluator(Evaluator):
     def map(self, population: Population, function: Callable[..., Any], inputs: Inputs) -> Any:
         """Call the function for every member; the centre is back afterwards, bit for bit."""
         model, perturbations = population.model, population.perturbations
-        parameters = [(name, p.detach()) for name, p in population.parameters.items()]
-        targets = dict(parameters)
-        centre = {name: parameter.clone() for name, parameter in parameters}
+        targets = population.centre()
+        centre = {name: parameter.clone() for name, parameter in targets.items()}
         results = []
         with preserved(model) as restore, keyed_global_rng(population.device, 0):
             try:
                 for start in range(0, len(population), SEQUENTIAL_BLOCK):
                     stop = min(start + SEQUENTIAL_BLOCK, len(population))
                     chunk = perturbations.chunk(start, stop)
+                    write = chunk.writer(centre, population.sigma, targets)
                     for i in range(start, stop):
                         restore()
-                        for name, w in chunk.member_weights(i - start, centre, population.sigma):
-                            targets[name].copy_(w)
+                        write(i - start)
                         first = 0 if self.randomness == "same" else i
                         seed_global_rng(population.device, population.fitness_seed(first))
                         results.append(_call(i, function, model, *inputs.member(i)))
             finally:
                 with uninterrupted():
-                    for name, parameter in parameters:
+                    for name, parameter in targets.items():
                         parameter.copy_(centre[name])
         return _stack(results)
 
@@ -223,7 +222,8 @@ def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
 
     def restore() -> None:
         for module, mode in modes:
-            module.training = mode
+            if module.training is not mode:
+                module.training = mode
         for parameter, flag in grads:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)

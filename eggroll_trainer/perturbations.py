@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,19 +54,39 @@ class Chunk:
     factors: Mapping[str, tuple[Tensor, Tensor]]
     full: Mapping[str, Tensor]
 
-    def member_weights(
-        self, index: int, centre: Mapping[str, Tensor], sigma: Mapping[str, float]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """The weights `θ + σ E_i` of the chunk's member `index`, one parameter after another."""
-        direction, j = divmod(index, len(self.signs))
-        sign = self.signs[j]
+    def writer(
+        self,
+        centre: Mapping[str, Tensor],
+        sigma: Mapping[str, float],
+        targets: Mapping[str, Tensor],
+    ) -> Callable[[int], None]:
+        """A function that writes the weights `θ + σ E_i` of the chunk's member `i` into `targets`.
+
+        All that is the same for every member is done here, once.
+        """
+        low = []
         for name, (left, right) in self.factors.items():
-            weight = centre[name]
-            matrix = weight.reshape(left.shape[2], right.shape[2])
-            a, b = left[direction].mT, right[direction]
-            yield name, torch.addmm(matrix, a, b, alpha=sign * sigma[name]).view(weight.shape)
-        for name, noise in self.full.items():
-            yield name, torch.add(centre[name], noise[direction], alpha=sign * sigma[name])
+            target, shape = targets[name], (left.shape[2], right.shape[2])
+            copy = None if target.is_contiguous() else target
+            matrix = target.view(shape) if copy is None else target.new_empty(shape)
+            factors = left.mT.unbind(0), right.unbind(0)
+            low.append((centre[name].reshape(shape), *factors, sigma[name], matrix, copy))
+        full = [
+            (centre[name], noise.unbind(0), sigma[name], targets[name])
+            for name, noise in self.full.items()
+        ]
+
+        def write(index: int) -> None:
+            direction, j = divmod(index, len(self.signs))
+            sign = self.signs[j]
+            for weight, a, b, scale, matrix, copy in low:
+                torch.addmm(weight, a[direction], b[direction], alpha=sign * scale, out=matrix)
+                if copy is not None:
+                    copy.copy_(matrix.view(copy.shape))
+            for weight, e, scale, target in full:
+                torch.add(weight, e[direction], alpha=sign * scale, out=target)
+
+        return write
 
     def stacked_weights(self, name: str, centre: Tensor, sigma: float) -> Tensor:
         """All members' `θ + σ E_i` of a parameter with full noise, `(members, *shape)`."""

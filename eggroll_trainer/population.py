@@ -106,7 +106,10 @@ class Population:
         s = len(self.perturbations.signs)
         chunk = self.perturbations.chunk(index // s * s, index // s * s + s)
         with torch.no_grad():
-            return dict(chunk.member_weights(index % s, self.centre(), self.sigma))
+            centre = self.centre()
+            weights = {name: torch.empty_like(centre[name]) for name in centre}
+            chunk.writer(centre, self.sigma, weights)(index % s)
+        return weights
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as a plain module of its own: a copy of the model with its weights."""

@@ -1,0 +1,103 @@
+"""Other modules: a conv net and an encoder layer over inference; the zoo, batched over looped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from generation import inference
+from timing import medians, table
+from torch import Tensor, nn
+from zoo import trainer, zoo
+
+from eggroll_trainer import EGGROLLTrainer
+
+
+def cnn() -> nn.Sequential:
+    """A small conv net for 28×28 images, 21 k parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(576, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+class Encoder(nn.Module):
+    """One encoder layer of width 256 and its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 256) → (B, 10)."""
+        return self.head(self.layer(x).mean(dim=1))
+
+
+def over_inference(threads: tuple[int, ...], seconds: float) -> str:
+    """A generation of larger modules as a multiple of inference."""
+    works: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], int], ...] = (
+        ("conv net (matricize), 256 members × 32 images", cnn, (32, 1, 28, 28), 256),
+        ("encoder layer of width 256, 64 members × 4 × 64", Encoder, (4, 64, 256), 64),
+    )
+    rows = []
+    for count in threads:
+        torch.set_num_threads(count)
+        for title, make, shape, members in works:
+            torch.manual_seed(0)
+            x, y = torch.randn(shape), torch.randint(0, 10, shape[:1])
+            every = torch.randn(members * shape[0], *shape[1:])
+
+            def fitness(model: nn.Module, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return -F.cross_entropy(model(x), y)
+
+            runs: dict[str, Callable[[], object]] = {"pure": inference(make(), every)}
+            for evaluation in ("auto", "vmap", "sequential"):
+                model = make()
+                runs[evaluation] = EGGROLLTrainer(
+                    model.parameters(), model, fitness, members, seed=0,
+                    matricize=True, evaluation=evaluation,
+                ).step  # fmt: skip
+            took = medians(runs, seconds)
+            rows.append(
+                [title, str(count), f"{1e3 * took['pure']:.1f}"]
+                + [f"{took[name] / took['pure']:.2f}" for name in ("auto", "vmap", "sequential")]
+            )
+    header = ["module", "threads", "pure, ms", "auto", "vmap", "sequential"]
+    return "A whole generation, as a multiple of pure inference:\n\n" + table(header, rows)
+
+
+def auto_over_sequential(threads: int, seconds: float) -> str:
+    """How much faster `auto` evaluates a population than `sequential`, for every kind of module."""
+    torch.set_num_threads(threads)
+    rows = []
+    for name, case in zoo().items():
+        kernels = any(p.dim() > 2 for p in case[0].parameters())
+        for matricize in (False, True) if kernels else (False,):
+            contestants = {
+                evaluation: trainer(case, evaluation, matricize, population_size=64)
+                for evaluation in ("auto", "sequential")
+            }
+            runs: dict[str, Callable[[], object]] = {
+                evaluation: functools.partial(contestant.evaluate, contestant.ask())
+                for evaluation, contestant in contestants.items()
+            }
+            took = medians(runs, seconds)
+            rows.append(
+                [
+                    name + (", matricize" if matricize else ""),
+                    contestants["auto"].evaluator.name,
+                    f"{1e3 * took['sequential']:.1f}",
+                    f"{1e3 * took['auto']:.1f}",
+                    f"{took['sequential'] / took['auto']:.2f}",
+                ]
+            )
+    header = ["module", "auto chose", "sequential, ms", "auto, ms", "speed-up"]
+    title = f"`auto` against `sequential`, 64 members, {threads} thread(s); 1.0 is equal:\n\n"
+    return title + table(header, rows)
+
+
+if __name__ == "__main__":
+    print(over_inference((1, 2), 3.0), auto_over_sequential(1, 0.5), sep="\n\n")
