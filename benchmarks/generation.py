@@ -1,4 +1,4 @@
-"""A whole generation as a multiple of inference: EGGROLL, dense ES and the loop on the same work."""
+"""A whole generation as a multiple of inference: EGGROLL, dense ES and the loop, same work."""
 
 from __future__ import annotations
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +36,9 @@ CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 ALONE_BYTES = 192 * 2**10
 ALONE_RATIO = 3
 
+# torch's warning where an operation has no batching rule.
+LOOPED = re.compile(r"There is a performance drop .* batching rule for (\S+?)\.? ")
+
 
 class BatchedEvaluator(Evaluator):
     """All members of a chunk at once.
@@ -60,7 +66,7 @@ class BatchedEvaluator(Evaluator):
         _keep_freed_memory()
         results, start = [], 0
         owner = _Owner(population.model, function)
-        with preserved(population.model):
+        with preserved(population.model), _loops_noted(self.seen):
             while start < len(population):
                 stop = inputs.limit(start, min(start + self._size(population), len(population)))
                 seed = population.fitness_seed(0 if self.randomness == "same" else start)
@@ -104,9 +110,8 @@ class BatchedEvaluator(Evaluator):
         trace = Trace()
         full = {name: chunk.stacked_weights(name, centre[name], sigma[name]) for name in chunk.full}
         buffers = {path: buffer.clone() for path, buffer in owner.buffer_places}
-        signs = torch.tensor(chunk.signs, device=population.device).repeat(
-            (stop - start) // len(chunk.signs)
-        )
+        signs = torch.tensor(chunk.signs, dtype=torch.float64, device=population.device)
+        signs = signs.repeat((stop - start) // len(chunk.signs))
         args, dims = inputs.chunk(start, stop)
 
         def run(sign: Tensor, full: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
@@ -130,6 +135,33 @@ class BatchedEvaluator(Evaluator):
             return torch.func.vmap(run, (0, 0, dims), randomness=self.randomness)(signs, full, args)
         finally:
             owner.forget_stand_ins()
+
+
+@contextlib.contextmanager
+def _loops_noted(trace: Trace) -> Iterator[None]:
+    """Note the operations for which torch loops over the members, in place of its own warning.
+
+    In the first generation only: a change of the filters would make Python repeat the warnings of
+    the user's fitness, which it shows once.
+    """
+    first, show = not trace.used, warnings.showwarning
+    enable = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+
+    def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if found := LOOPED.search(str(message)):
+            trace.looped.add(found[1])
+        else:
+            show(message, *args, **kwargs)
+
+    with warnings.catch_warnings() if first else contextlib.nullcontext():
+        if first:
+            warnings.filterwarnings("always", LOOPED.pattern)
+            warnings.showwarning = note
+        enable(first)
+        try:
+            yield
+        finally:
+            enable(True)
 
 
 @functools.cache
@@ -299,6 +331,9 @@ STEP_IN: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.layer_norm: decompositions.layer_norm,
     torch.group_norm: decompositions.group_norm,
     torch.batch_norm: decompositions.batch_norm,
+    torch.embedding_bag: decompositions.embedding_bag,
+    torch._pack_padded_sequence: decompositions.pack_padded_sequence,
+    torch._pad_packed_sequence: decompositions.pad_packed_sequence,
     **CONVOLUTIONS,
     **RECURRENT,
 }

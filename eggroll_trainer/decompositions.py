@@ -27,18 +27,43 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     """`torch.embedding_bag` (0 sum, 1 mean, 2 maximum) as look-up and reduction by bag."""
-    if mode == 2 or per_sample_weights is not None or padding_idx not in (None, -1):
-        return NotImplemented
     bags = len(offsets) - include_last_offset
     positions = torch.arange(len(indices), device=indices.device)
     bag = torch.searchsorted(offsets[:bags].contiguous(), positions, right=True) - 1
+    if padding_idx is not None and padding_idx >= 0:  # goes into a bag that is thrown away
+        bag = torch.where(indices == padding_idx, bags, bag)
     rows = F.embedding(indices, weight)
-    total = torch.zeros(bags, rows.shape[-1], dtype=rows.dtype, device=rows.device)
-    total = total.index_add(0, bag, rows)
-    sizes = torch.bincount(bag, minlength=bags).to(rows.dtype)
-    if mode == 1:
-        total = total / sizes.clamp(min=1)[:, None]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    total = torch.zeros(bags + 1, rows.shape[-1], dtype=rows.dtype, device=rows.device)
+    if mode == 2:
+        places = bag[:, None].expand_as(rows)
+        total = total.scatter_reduce(0, places, rows, "amax", include_self=False)
+    else:
+        total = total.index_add(0, bag, rows)
+    sizes = torch.bincount(bag, minlength=bags + 1)[:bags].to(rows.dtype)
+    total = total[:bags] / sizes.clamp(min=1)[:, None] if mode == 1 else total[:bags]
     return total, bag, sizes, sizes
+
+
+def pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+    """`torch._pack_padded_sequence`: the rows that exist, step by step, and how many in each."""
+    steps = input.transpose(0, 1) if batch_first else input
+    exists = torch.arange(int(lengths.max()))[:, None] < lengths
+    step, row = (index.to(input.device) for index in exists.nonzero(as_tuple=True))
+    return steps[step, row], exists.sum(dim=1)
+
+
+def pad_packed_sequence(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> Any:
+    """`torch._pad_packed_sequence`, the inverse of `pack_padded_sequence`."""
+    exists = torch.arange(int(batch_sizes[0])) < batch_sizes[:, None]
+    step, row = (index.to(data.device) for index in exists.nonzero(as_tuple=True))
+    shape = (max(len(batch_sizes), total_length), exists.shape[1], *data.shape[1:])
+    padded = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
+    padded = padded.index_put((step, row), data)
+    return padded.transpose(0, 1) if batch_first else padded, exists.sum(dim=0)
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

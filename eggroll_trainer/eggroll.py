@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,10 +107,12 @@ class EGGROLLTrainer(ESTrainer):
         for full in super().parameter_noise():
             rank = ranks[full.name]
             matrix = len(full.shape) == 2 or (self.matricize and len(full.shape) > 2)
-            if matrix and rank <= min(full.matrix_shape):
-                noise.append(ParameterNoise(full.name, full.shape, full.dtype, full.device, rank))
+            side = min(full.matrix_shape)
+            if matrix and rank <= side:
+                noise.append(replace(full, rank=rank))
             elif not self.freeze_nonlora:
-                noise.append(full)
+                note = f" (rank {rank} > {side})" if matrix else ""
+                noise.append(replace(full, note=note))
         return noise
 
     def sample_perturbations(self, population_size: int) -> KeyedPerturbations:

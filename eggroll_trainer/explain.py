@@ -16,7 +16,7 @@ class Row:
     Attributes:
         name: Its name in the model.
         shape: Its shape.
-        treatment: `low-rank r`, `full`, `frozen`, or one of the first two with `unused`.
+        treatment: `low-rank r`, `full`, `frozen`; and why, or that it is `unused`.
         noise: Numbers drawn for one direction.
         lazy: Operations that used it without forming a member's weight.
         dense: Operations for which each member's weight was formed.
@@ -38,6 +38,7 @@ class Report:
         rows: The parameters of the model.
         evaluator: `vmap` or `sequential`.
         reason: Why `auto` fell back, or None.
+        looped: Operations that torch does for one member after another.
         chunk_size: Members in one batched pass, or None.
         noise_bytes: Bytes of a generation's noise.
         cost: Multiplications for one row of inputs of one member, over those of inference.
@@ -46,6 +47,7 @@ class Report:
     rows: tuple[Row, ...]
     evaluator: str
     reason: str | None
+    looped: tuple[str, ...]
     chunk_size: int | None
     noise_bytes: int
     cost: float
@@ -70,6 +72,11 @@ class Report:
         ]
         if self.reason:
             lines.append(f"one after another because: {self.reason}")
+        if self.looped:
+            lines.append(
+                f"{', '.join(self.looped)}: torch has no batched form and does one member after "
+                "another"
+            )
         if any(row.dense for row in self.rows):
             lines.append(
                 "(dense): the operation has no low-rank form, so each member's weight is formed"
@@ -95,7 +102,7 @@ def make_report(trainer: ESTrainer) -> Report:
     for name, parameter in trainer.model.named_parameters():
         own = noise.get(name)
         numbers = 0 if own is None else parameter.numel()
-        treatment = "frozen" if own is None else "full"
+        treatment = "frozen" if own is None else f"full{own.note}"
         lazy: tuple[str, ...] = ()
         dense: tuple[str, ...] = ()
         if own is not None and own.rank is not None:
@@ -115,6 +122,7 @@ def make_report(trainer: ESTrainer) -> Report:
         tuple(rows),
         trainer.evaluator.name,
         trainer.evaluator.reason,
+        () if trace is None else tuple(sorted(trace.looped)),
         trainer.evaluator.chunk_size,
         population.perturbations.nbytes,
         cost / max(1, inference),

@@ -24,12 +24,14 @@ class Trace:
     Attributes:
         lazy: (parameter, operation) done without forming a member's weight.
         dense: (parameter, operation) for which each member's weight was formed.
+        looped: Operations that torch does for one member after another.
         used: Parameters that an operation has seen.
         peak_bytes: Bytes of one member's largest tensor.
     """
 
     lazy: set[tuple[str, str]] = field(default_factory=set)
     dense: set[tuple[str, str]] = field(default_factory=set)
+    looped: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     peak_bytes: int = 0
 
@@ -37,6 +39,7 @@ class Trace:
         """Add what another trace has seen."""
         self.lazy |= other.lazy
         self.dense |= other.dense
+        self.looped |= other.looped
         self.used |= other.used
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
 

@@ -43,6 +43,7 @@ def _note(func: Callable[..., Any], arguments: Iterable[Any], dense: bool) -> No
         if isinstance(tensor, LowRankTensor):
             trace = tensor.seen
             operation = torch.overrides.resolve_name(func) or func.__name__
+            operation = operation.replace("torch.nn.functional.", "F.")
             (trace.dense if dense else trace.lazy).add((tensor.label, operation))
             trace.used.add(tensor.label)
             if dense:
@@ -70,10 +71,10 @@ def body(func: Callable[..., Any]) -> Callable[..., Any] | None:
     bodies are plain compositions of simpler operations, which the tables know: with the check
     answering no, `multi_head_attention_forward` and its like need no code here.
     """
-    if not isinstance(func, types.FunctionType) or func.__module__ != F.__name__:
+    if not isinstance(func, types.FunctionType) or func.__globals__ is not vars(F):
         return None
     if func not in _BODIES:
-        namespace = {**F.__dict__, **dict.fromkeys(_SUBCLASS_CHECKS, lambda *args: False)}
+        namespace = {**vars(F), **dict.fromkeys(_SUBCLASS_CHECKS, lambda *args: False)}
         own = types.FunctionType(
             func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__
         )

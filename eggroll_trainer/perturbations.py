@@ -24,13 +24,17 @@ MEAN_BLOCK = 4096
 
 @dataclass(frozen=True)
 class ParameterNoise:
-    """How one parameter is perturbed: `rank` of its low-rank noise, None for full noise."""
+    """How one parameter is perturbed: `rank` of its low-rank noise, None for full noise.
+
+    `note` is for the report: why a matrix has full noise.
+    """
 
     name: str
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     rank: int | None
+    note: str = ""
 
     @property
     def matrix_shape(self) -> tuple[int, int]:

@@ -188,7 +188,7 @@ def _network(cell: str) -> Callable[..., Any]:
         has_biases, num_layers, _, _, bidirectional, *batch_first = options
         cells = num_layers * (2 if bidirectional else 1)
         if len(params) != cells * (4 if has_biases else 2):
-            return NotImplemented  # LSTM's proj_size
+            raise NotBatchableError("an LSTM with proj_size has no batched form")
         if batch_sizes is not None:
             inputs, sizes = sequence, batch_sizes.tolist()
         else:

@@ -4,7 +4,7 @@ Both train the same network from the same weights by scores alone, no gradient a
 compared at an equal wall-clock budget and at an equal number of generations. Writes a plot and the
 numbers to --out.
 
-    python examples/basic_example.py --seconds 30
+    python examples/basic_example.py --seconds 40
 """
 
 from __future__ import annotations
@@ -166,14 +166,14 @@ def plot(runs: dict[str, Run], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False)
-    axes[0].set_ylabel("cross-entropy, mean of the population")
+    axes[0].set_ylabel("cross-entropy of the population,\nmean of 15 generations")
     figure.suptitle(f"Digits, 64·{WIDTH}·{WIDTH}·10 network, {POPULATION:,} members, no gradients")
     figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30, help="wall-clock budget of a run")
+    parser.add_argument("--seconds", type=float, default=40, help="wall-clock budget of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/basic_example"))
     options = parser.parse_args()
