@@ -56,8 +56,9 @@ class NoiseSpec:
 
     @functools.cached_property
     def block(self) -> int:
-        """Directions drawn from one generator: a function of the shape alone."""
-        return max(1, min(MAX_BLOCK, BLOCK_NUMBERS // max(1, self.numel)))
+        """Directions drawn from one generator: a function of the shape alone, a power of two."""
+        fit = max(1, min(MAX_BLOCK, BLOCK_NUMBERS // max(1, self.numel)))
+        return 1 << (fit.bit_length() - 1)
 
 
 @functools.cache
@@ -148,12 +149,11 @@ class Noise:
         """Draw a block whole, always, and copy the part of it that lies in `start … stop`."""
         spec = self.specs[name]
         first = index * spec.block
-        last = min(first + spec.block, self.count)
         generator = torch.Generator(spec.device)
         generator.manual_seed(derive_seed(*self._key, name, index))
-        block = torch.empty((last - first, *spec.shape), dtype=torch.float32, device=spec.device)
+        block = torch.empty((spec.block, *spec.shape), dtype=torch.float32, device=spec.device)
         block.normal_(0.0, spec.std, generator=generator)
-        begin, end = max(first, start), min(last, stop)
+        begin, end = max(first, start), min(first + spec.block, stop)
         out[begin - start : end - start].copy_(block[begin - first : end - first])
 
 
