@@ -10,23 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import decompositions, members, operations
+from .batched_pass import BatchedPass
 from .configuration import check_choice, check_integer
-from .convolutions import CONVOLUTIONS
 from .errors import NotBatchableError
 from .evaluators import AutoEvaluator, Evaluator, SequentialEvaluator, preserved
 from .inputs import Inputs
 from .lowrank import LowRankTensor, Trace
-from .members import is_batched
 from .noise import keyed_global_rng
 from .perturbations import Chunk
 from .population import Population
-from .recurrent import RECURRENT
 
 # The largest tensor of a chunk. On a CPU a pass over it should come from the cache, yet many calls
 # cost more than that; on a GPU it should fill the machine. Measured: benchmarks/chunks.py.
@@ -116,7 +111,7 @@ class BatchedEvaluator(Evaluator):
 
         def run(sign: Tensor, full: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
             weights = {**full, **_stand_ins(chunk, centre, sigma, sign, trace)}
-            with _BatchedPass(trace, full):
+            with BatchedPass(trace, full):
                 swapped = owner.swap(weights) | buffers
                 result = torch.func.functional_call(owner, swapped, args, tie_weights=False)
             self.seen.merge(trace)
@@ -244,96 +239,3 @@ class _Owner(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.RNNBase):
                 module._update_flat_weights()
-
-
-class _BatchedPass(TorchFunctionMode):
-    """Sees every operation of a batched pass: keeps the trace, steps in where `vmap` would fail.
-
-    Args:
-        trace: Where to note the parameters used and the largest tensor.
-        full: The parameters with full noise, batched.
-    """
-
-    def __init__(self, trace: Trace, full: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.trace = trace
-        self.names = {id(tensor): name for name, tensor in full.items()}
-        trace.peak_bytes = sum(tensor.nbytes for tensor in full.values())
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run one operation."""
-        kwargs = kwargs or {}
-        with self:  # the simpler operations that this one becomes are seen too
-            if (body := operations.body(func)) is not None:
-                return body(*args, **kwargs)
-            if LowRankTensor in types:
-                return operations.run(func, args, kwargs)
-        batched = self._look_at((*args, *kwargs.values()))
-        result: Any = NotImplemented
-        if batched and (stand_in := STEP_IN.get(func)) is not None:
-            result = stand_in(*args, **kwargs)
-        if result is NotImplemented:
-            result = func(*args, **kwargs)
-        for leaf in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(leaf, Tensor) and is_batched(leaf):
-                self.trace.peak_bytes = max(self.trace.peak_bytes, leaf.nbytes)
-        return result
-
-    def _look_at(self, arguments: Any) -> bool:
-        """Note the use of parameters with full noise; whether any argument is batched."""
-        batched = False
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                batched = batched or is_batched(argument)
-                if id(argument) in self.names:
-                    self.trace.used.add(self.names[id(argument)])
-            elif isinstance(argument, (tuple, list)):
-                batched = self._look_at(argument) or batched
-        return batched
-
-
-def _item(tensor: Tensor) -> Any:
-    """`.item()` of a tensor that differs from member to member: the tensor goes on in its place.
-
-    As a Python number would, it counts in double precision.
-    """
-    if tensor.numel() != 1:
-        return tensor.item()  # raises
-    tensor = tensor.reshape(())
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if dropout_p > 0:  # each member's own mask, or one for all: vmap's dropout knows
-        return decompositions.attention_with_dropout(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
-    return members.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-
-
-# Operations for which `vmap` has no rule, or a slow one.
-STEP_IN: dict[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.item: _item,
-    F.scaled_dot_product_attention: _attention,
-    F.bilinear: decompositions.bilinear,
-    torch._weight_norm: decompositions.weight_norm,
-    torch.layer_norm: decompositions.layer_norm,
-    torch.group_norm: decompositions.group_norm,
-    torch.batch_norm: decompositions.batch_norm,
-    torch.embedding_bag: decompositions.embedding_bag,
-    torch._pack_padded_sequence: decompositions.pack_padded_sequence,
-    torch._pad_packed_sequence: decompositions.pad_packed_sequence,
-    **CONVOLUTIONS,
-    **RECURRENT,
-}

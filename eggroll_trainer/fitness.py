@@ -45,7 +45,8 @@ def as_fitnesses(values: Any, population_size: int, device: torch.device) -> Ten
     Double precision, so that a large offset costs no ranks.
     """
     try:
-        fitnesses = torch.as_tensor(values).detach()
+        dtype = None if isinstance(values, Tensor) else torch.float64
+        fitnesses = torch.as_tensor(values, dtype=dtype).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise FitnessError(
             f"the fitnesses came as {type(values).__name__}: expected a tensor or a list of "

@@ -35,7 +35,9 @@ def standardize(fitnesses: Tensor, group_size: int = 0) -> Tensor:
     # A mean of equal numbers may be off by rounding, and the std then be rounding alone.
     equal = grouped.amax(dim=1, keepdim=True) == grouped.amin(dim=1, keepdim=True)
     centred = centred.masked_fill(equal, 0.0).view(-1)
-    std = fitnesses.std(correction=0)
+    deviation = fitnesses - fitnesses.mean()
+    scale = deviation.abs().amax()  # the square of a large fitness would overflow
+    std = scale * (deviation / scale).std(correction=0)
     return torch.where(std > 0, centred / std, torch.zeros_like(centred))
 
 
