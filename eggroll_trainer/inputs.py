@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, PopulationSizeError
 
 
 class Inputs(ABC):
@@ -63,7 +63,7 @@ class MemberInputs(Inputs):
         """Raise unless every argument with a member axis has one slice for each member."""
         for leaf, dim in zip(self.leaves, self.dims, strict=True):
             if dim is not None and leaf.shape[dim] != population_size:
-                raise ConfigurationError(
+                raise PopulationSizeError(
                     f"an argument of shape {tuple(leaf.shape)} has {leaf.shape[dim]} slices along "
                     f"in_dims={dim}: expected population_size={population_size}"
                 )
