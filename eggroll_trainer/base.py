@@ -355,6 +355,8 @@ class ESTrainer(ABC):
         """Let go of the population that was asked for."""
         if self._population is not None:
             self._population.close()
+            if self._source is not None:
+                self._source.complete()
         self._population, self._sampled, self._inputs = None, None, MemberInputs(())
 
     # --- results ------------------------------------------------------------------------------
@@ -440,8 +442,8 @@ class ESTrainer(ABC):
 
     @property
     def data_position(self) -> int | None:
-        """Batches taken in the current pass over `data`; None without."""
-        return None if self._source is None else self._source.position
+        """Batches of the current pass over `data` that generations are done with; None without."""
+        return None if self._source is None else self._source.done
 
     def resume(
         self,

@@ -80,15 +80,17 @@ def _check(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
     ]
     if wrong:
         raise CheckpointError(f"the checkpoint is of another model; it differs in {wrong[:4]}")
-    for name, own_state in (
-        ("lr_scheduler", trainer.lr_scheduler),
-        ("data_position", trainer.data_position),
+    for argument, key, own_state in (
+        ("lr_scheduler=", "lr_scheduler", trainer.lr_scheduler),
+        ("data=", "data_position", trainer.data_position),
     ):
-        if (state[name] is None) != (own_state is None):
-            has, lacks = ("", "not ") if own_state is None else ("not ", "")
+        if (state[key] is None) != (own_state is None):
+            saved_with, made_with = (
+                ("without", "with") if state[key] is None else ("with", "without")
+            )
             raise CheckpointError(
-                f"the checkpoint was {has}written with {name.split('_position')[0]}, which this "
-                f"trainer does {lacks}have".replace("was not written", "was written without")
+                f"the checkpoint was written {saved_with} {argument}, but this trainer was made "
+                f"{made_with}; make the trainer with the arguments of the run"
             )
 
 

@@ -54,8 +54,8 @@ def check_population(population_size: Any, group_size: Any, share: int = 1) -> N
         )
     if group_size and population_size % group_size:
         raise ConfigurationError(
-            f"group_size={group_size} does not divide population_size={population_size}: groups are "
-            "of equal size; 0 compares all members"
+            f"group_size={group_size} does not divide population_size={population_size}: expected "
+            "groups of equal size, or 0 to compare all members"
         )
     if group_size and (group_size < 2 or group_size % share):
         raise ConfigurationError(

@@ -16,6 +16,7 @@ class BatchSource:
 
     Attributes:
         position: Batches handed out in the current pass.
+        done: The position up to which generations are complete; a checkpoint goes on from there.
     """
 
     def __init__(self, data: Iterable[Any]) -> None:
@@ -25,7 +26,7 @@ class BatchSource:
             )
         self._data = data
         self._batches: Iterator[Any] | None = None
-        self.position = 0
+        self.position = self.done = 0
 
     def next(self) -> Any:
         """The next batch."""
@@ -48,3 +49,8 @@ class BatchSource:
         self._batches, self.position = iter(self._data), 0
         for _ in range(position):
             self.next()
+        self.complete()
+
+    def complete(self) -> None:
+        """The generation that the last batches were handed out for has ended."""
+        self.done = self.position
