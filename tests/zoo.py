@@ -246,6 +246,7 @@ def readout(args: tuple[Any, ...]) -> Callable[[nn.Module], Tensor]:
     def fitness(model: nn.Module) -> Tensor:
         out = model(*args)
         out = (out[0] if isinstance(out, tuple) else out).double().flatten()
-        return (out.sin() * torch.linspace(-1, 1, len(out), dtype=torch.float64)).mean()
+        weights = torch.linspace(-1, 1, len(out), dtype=torch.float64, device=out.device)
+        return (out.sin() * weights).mean()
 
     return fitness
