@@ -22,7 +22,7 @@ class Work:
     widths: tuple[int, ...]
     members: int
     rows: int
-    asked: float
+    asked: float | None
 
     @property
     def title(self) -> str:
@@ -34,6 +34,7 @@ WORKS = (
     Work((256, 256, 256, 256, 8), 1024, 1, asked=8),
     Work((256, 1024, 1024, 8), 256, 16, asked=1.4),
     Work((784, 256, 256, 10), 256, 128, asked=1.1),
+    Work((1024, 1024, 1024, 1024), 1024, 1, asked=None),
 )
 
 
@@ -117,7 +118,7 @@ def report(threads: tuple[int, ...] = (1, 2), seconds: float = 3.0) -> str:
     """The tables of this file, as Markdown."""
     header = [
         *("widths, members × rows", "threads", "pure, ms", "EGGROLL", "asked", "sequential"),
-        *("loop by hand", "dense ES", "dense, sequential"),
+        *("loop by hand", "dense ES", "dense, sequential", "EGGROLL over dense ES"),
     ]
     rows, shares = [], []
     for count in threads:
@@ -133,9 +134,10 @@ def report(threads: tuple[int, ...] = (1, 2), seconds: float = 3.0) -> str:
             pure = took["pure"]
             rows.append(
                 [work.title, str(count), f"{1e3 * pure:.2f}", f"**{took['EGGROLL'] / pure:.2f}**"]
-                + [f"≤ {work.asked}"]
+                + ["–" if work.asked is None else f"≤ {work.asked}"]
                 + [f"{took[name] / pure:.1f}" for name in ("EGGROLL, sequential", "hand")]
                 + [f"{took[name] / pure:.1f}" for name in ("dense ES", "dense ES, sequential")]
+                + [f"{took['dense ES'] / took['EGGROLL']:.0f}×"]
             )
             history = contestants["EGGROLL"].history[5:]
             phases = [

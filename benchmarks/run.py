@@ -26,7 +26,7 @@ def main() -> None:
             lambda: generation.report(threads, arguments.seconds),
             lambda: modules.over_inference(threads, arguments.seconds),
             memory.report,
-            lambda: modules.auto_over_sequential(1, arguments.seconds / 5),
+            lambda: modules.auto_over_sequential(threads, arguments.seconds / 5),
         )),
     ]  # fmt: skip
     print(*parts, sep="\n\n")

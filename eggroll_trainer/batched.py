@@ -26,11 +26,11 @@ from .population import Population
 # The largest tensor of a chunk. On a CPU a pass over it should come from the cache, yet many calls
 # cost more than that; on a GPU it should fill the machine. Measured: benchmarks/chunks.py.
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
-# On a CPU, a member whose largest tensor is above this, and above so many times its weights, is
-# better off alone: it saves little by sharing them, and its activations stay in the cache.
-ALONE_BYTES = 192 * 2**10
-ALONE_RATIO = 3
-
+# On a CPU, a member whose largest tensor is above this for each thread, and above so many times its
+# weights, is better off alone: it saves little by sharing them, and stays in the cache. Measured:
+# benchmarks/modules.py.
+ALONE_BYTES = 2**18
+ALONE_RATIO = 0.75
 # torch's warning where an operation has no batching rule.
 LOOPED = re.compile(r"There is a performance drop .* batching rule for (\S+?)\.? ")
 
@@ -80,16 +80,18 @@ class BatchedEvaluator(Evaluator):
     def _choose_size(self, population: Population) -> int:
         """The same for the same model and fitness: nothing here is timed."""
         budget = CHUNK_BYTES.get(population.device.type, CHUNK_BYTES["cuda"])
-        return max(len(population.perturbations.signs), budget // max(1, self.seen.peak_bytes))
+        largest = max(1, self.seen.peak_bytes, self.seen.formed_bytes)
+        return max(len(population.perturbations.signs), budget // largest)
 
     def better_alone(self, population: Population) -> str | None:
         """Why members are better evaluated one after another, although they can be batched."""
         peak, weights = self.seen.peak_bytes, sum(p.nbytes for p in population.parameters.values())
-        if population.device.type != "cpu" or peak < max(ALONE_BYTES, ALONE_RATIO * weights):
+        least = max(ALONE_BYTES * torch.get_num_threads(), ALONE_RATIO * weights)
+        if population.device.type != "cpu" or peak < least:
             return None
         return (
-            f"a member's largest tensor ({peak / 2**20:.1f} MiB) outweighs its weights "
-            f"({weights / 2**20:.2f} MiB), so that on a CPU batching would not pay"
+            f"a member's largest tensor ({peak / 2**20:.1f} MiB) is not small against its weights "
+            f"({weights / 2**20:.2f} MiB) and the cache, so that on a CPU batching would not pay"
         )
 
     def _run(

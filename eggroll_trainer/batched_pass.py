@@ -29,7 +29,7 @@ class BatchedPass(TorchFunctionMode):
         super().__init__()
         self.trace = trace
         self.names = {id(tensor): name for name, tensor in full.items()}
-        trace.peak_bytes = sum(tensor.nbytes for tensor in full.values())
+        trace.formed_bytes = sum(tensor.nbytes for tensor in full.values())
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

@@ -26,7 +26,9 @@ class Trace:
         dense: (parameter, operation) for which each member's weight was formed.
         looped: Operations that torch does for one member after another.
         used: Parameters that an operation has seen.
-        peak_bytes: Bytes of one member's largest tensor.
+        peak_bytes: Bytes of the largest tensor that one member computes.
+        formed_bytes: Bytes of one member's weights that exist: all with full noise together, or the
+            largest that an operation made.
     """
 
     lazy: set[tuple[str, str]] = field(default_factory=set)
@@ -34,6 +36,7 @@ class Trace:
     looped: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     peak_bytes: int = 0
+    formed_bytes: int = 0
 
     def merge(self, other: Trace) -> None:
         """Add what another trace has seen."""
@@ -42,6 +45,7 @@ class Trace:
         self.looped |= other.looped
         self.used |= other.used
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.formed_bytes = max(self.formed_bytes, other.formed_bytes)
 
 
 class LowRankTensor(torch.Tensor):
@@ -128,3 +132,18 @@ class LowRankTensor(torch.Tensor):
     ) -> Any:
         """Never reached by an operation that goes through torch's Python API."""
         raise NotBatchableError(f"{func} reached a low-rank weight behind torch's Python API")
+
+
+# What can be asked of a stand-in as of any tensor.
+_ATTRIBUTES = (
+    *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn"),
+    *("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized", "is_nested"),
+    *("itemsize", "nbytes"),
+)
+METADATA = {
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+    *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride),
+    *(Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
+    *(Tensor.get_device, Tensor.__len__, Tensor.__hash__, torch.numel, torch.is_floating_point),
+    *(torch.is_complex, torch.is_tensor),
+}

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from . import decompositions, members
 from .convolutions import CONVOLUTIONS
 from .errors import NotBatchableError
-from .lowrank import LowRankTensor
+from .lowrank import METADATA, LowRankTensor
 from .recurrent import RECURRENT
 
 
@@ -48,7 +48,7 @@ def _note(func: Callable[..., Any], arguments: Iterable[Any], dense: bool) -> No
             trace.used.add(tensor.label)
             if dense:
                 size = tensor.weight.numel() * tensor.weight.element_size()
-                trace.peak_bytes = max(trace.peak_bytes, size)
+                trace.formed_bytes = max(trace.formed_bytes, size)
         elif isinstance(tensor, (tuple, list)):
             _note(func, tensor, dense)
 
@@ -121,6 +121,15 @@ def _addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -
         return NotImplemented
     product = product if alpha == 1 else alpha * product
     return product + (input if beta == 1 else beta * input)
+
+
+def _bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+    """The centre's, and one in which the member's `B` is a kernel of `r` outputs, mixed by `A`."""
+    if not isinstance(weight, LowRankTensor) or isinstance(bias, LowRankTensor):
+        return NotImplemented
+    centre = F.bilinear(input1, input2, weight.weight.view(weight.shape), bias)
+    own = F.bilinear(input1, input2, weight.own_right().view(-1, *weight.shape[1:]))
+    return centre + weight.coefficient * (own @ weight.own_left())
 
 
 def _einsum(equation: Any, *operands: Any) -> Any:
@@ -272,6 +281,7 @@ LAZY: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__rmatmul__: _rmatmul,
     **dict.fromkeys((torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm), _addmm),
     **dict.fromkeys((torch.addmv, Tensor.addmv), _addmm),
+    F.bilinear: _bilinear,
     torch.einsum: _einsum,
     **dict.fromkeys((Tensor.T.__get__, Tensor.mT.__get__), _matrix_transpose),  # type: ignore[attr-defined]
     **dict.fromkeys((torch.t, Tensor.t), _matrix_transpose),
@@ -293,18 +303,4 @@ LAZY: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.embedding_bag: decompositions.embedding_bag,
     **CONVOLUTIONS,
     **RECURRENT,
-}
-
-# What can be asked of a stand-in as of any tensor.
-_ATTRIBUTES = (
-    *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn"),
-    *("is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized", "is_nested"),
-    *("itemsize", "nbytes"),
-)
-METADATA = {
-    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
-    *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride),
-    *(Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
-    *(Tensor.get_device, Tensor.__len__, Tensor.__hash__, torch.numel, torch.is_floating_point),
-    *(torch.is_complex, torch.is_tensor),
 }

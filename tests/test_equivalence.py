@@ -252,5 +252,5 @@ def test_activation_heavy_members_go_one_after_another_without_a_warning() -> No
     x = torch.randn(20_000, 4)
     _, trainer = scores(model, lambda m: m(x).square().mean())
     assert trainer.evaluator.name == "sequential"
-    assert "outweighs" in str(trainer.evaluator.reason)
+    assert "batching would not pay" in str(trainer.evaluator.reason)
     assert "one after another because" in str(trainer.explain())

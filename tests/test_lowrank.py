@@ -127,6 +127,7 @@ CONV: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "conv1d": ((6, 4, 3), lambda w: F.conv1d(IMAGE[:, :, 0], w)),
     "conv3d": ((6, 1, 2, 2, 2), lambda w: F.conv3d(IMAGE[:, None], w)),
     "conv_transpose2d": ((4, 3, 3, 3), lambda w: F.conv_transpose2d(IMAGE, w, stride=2)),
+    "bilinear": ((3, 6, 4), lambda w: F.bilinear(X, Y, w, V6[:3])),
     "einsum of a kernel": ((3, 4, 7), lambda w: torch.einsum("bchw,kcw->bkh", IMAGE, w)),
 }
 
