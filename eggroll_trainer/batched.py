@@ -29,7 +29,7 @@ CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 # On a CPU, a member whose largest tensor is above this for each thread, and above so many times its
 # weights, is better off alone: it saves little by sharing them, and stays in the cache. Measured:
 # benchmarks/modules.py.
-ALONE_BYTES = 2**18
+ALONE_BYTES = 200 * 2**10
 ALONE_RATIO = 0.75
 # torch's warning where an operation has no batching rule.
 LOOPED = re.compile(r"There is a performance drop .* batching rule for (\S+?)\.? ")

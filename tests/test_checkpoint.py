@@ -120,7 +120,9 @@ def test_a_custom_algorithm_too(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = nn.Linear(3, 1)
         return Custom(
-            *(model.parameters(), model, lambda m: m(torch.ones(1, 3)).sum()),
+            model.parameters(),
+            model,
+            lambda m: m(torch.ones(1, 3)).sum(),
             population_size=6,
             seed=3,
         )

@@ -59,7 +59,9 @@ def test_a_binary_network_that_backprop_cannot_train() -> None:
     assert not gradient.any()
     before = float((model(x).argmax(1) == y).float().mean())
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: -F.cross_entropy(m(x), y)),
+        model.parameters(),
+        model,
+        lambda m: -F.cross_entropy(m(x), y),
         population_size=256,
         learning_rate=0.2,
         sigma=0.2,
@@ -181,7 +183,9 @@ def test_a_black_box_program_scores_members_one_by_one(tmp_path: Path) -> None:
         return -float(((other(x).detach().numpy() - target) ** 2).mean())
 
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, black_box),
+        model.parameters(),
+        model,
+        black_box,
         population_size=32,
         learning_rate=0.3,
         evaluation="sequential",
@@ -240,7 +244,9 @@ def test_other_types(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
     x = torch.randn(32, 4, dtype=dtype)
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: -(m(x) - 1).square().mean()),
+        model.parameters(),
+        model,
+        lambda m: -(m(x) - 1).square().mean(),
         population_size=64,
         learning_rate=0.3,
         seed=0,

@@ -36,11 +36,8 @@ def deviations(trainer: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("group_size", [0, 4])
 def test_a_step_is_the_formula(trainer: Any, noise_reuse: int, group_size: int) -> None:
     """θ ← θ + lr · √N · mean_i(w_i σ E_i), w = (f − mean of group) / std of all."""
-    made = (
-        make(trainer, noise_reuse=noise_reuse, group_size=group_size, rank=2)
-        if (trainer is EGGROLLTrainer)
-        else make(trainer, noise_reuse=noise_reuse, group_size=group_size)
-    )
+    own = {"rank": 2} if trainer is EGGROLLTrainer else {}
+    made = make(trainer, noise_reuse=noise_reuse, group_size=group_size, **own)
     deviation = deviations(made)
     f = torch.randn(12, dtype=torch.float64)
     groups = f.view(-1, group_size or 12)
@@ -72,7 +69,9 @@ def test_in_pure_noise_a_step_is_learning_rate_times_sigma(
     """So the learning rate is the fraction of σ per generation, whatever N and the rank are."""
     model = nn.Linear(40, 40)
     made = trainer(
-        *(model.parameters(), model, lambda m: 0.0),
+        model.parameters(),
+        model,
+        lambda m: 0.0,
         population_size=population_size,
         sigma=0.2,
         learning_rate=0.1,
@@ -109,7 +108,9 @@ def test_the_estimate_turns_towards_the_gradient_as_theory_says(trainer: Any) ->
         values = []
         for seed in range(4):
             made = trainer(
-                *(model.parameters(), model, lambda m: -F.cross_entropy(m(x), y)),
+                model.parameters(),
+                model,
+                lambda m: -F.cross_entropy(m(x), y),
                 population_size=n,
                 sigma=1e-3,
                 seed=seed,
@@ -146,7 +147,9 @@ def test_adam_and_weight_decay_are_torchs_own(trainer: Any) -> None:
 def test_decay_reaches_the_weights() -> None:
     model = nn.Linear(3, 3)
     made = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: 0.0),
+        model.parameters(),
+        model,
+        lambda m: 0.0,
         optimizer=lambda groups, lr: torch.optim.SGD(groups, lr=lr, weight_decay=0.5),
         learning_rate=0.1,
         population_size=4,
@@ -165,7 +168,7 @@ def test_tied_weights_are_one_parameter() -> None:
     model[2].weight = body.weight
     x = torch.randn(3, 4)
     made = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: m(x).sum()), population_size=6, sigma=0.3, seed=0
+        model.parameters(), model, lambda m: m(x).sum(), population_size=6, sigma=0.3, seed=0
     )
     fitnesses = made.evaluate(made.ask())
     for i in range(6):
@@ -185,7 +188,8 @@ def test_groups_have_their_own_sigma_rank_and_rate() -> None:
             {"params": model[0].parameters(), "lr": 0.1, "sigma": 0.5, "rank": 4},
             {"params": [model[1].weight], "lr": 0.0},
         ],
-        *(model, lambda m: m(torch.ones(1, 20)).sum()),
+        model,
+        lambda m: m(torch.ones(1, 20)).sum(),
         population_size=512,
         sigma=0.01,
         seed=0,

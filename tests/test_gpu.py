@@ -25,7 +25,9 @@ def test_batched_equals_plain_modules(name: str) -> None:
 
     fitness = readout(args)
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, fitness),
+        model.parameters(),
+        model,
+        fitness,
         population_size=6,
         sigma=0.2,
         seed=4,

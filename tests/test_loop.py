@@ -363,7 +363,9 @@ def test_the_model_is_what_it_was(evaluation: str, raising: Any) -> None:
         return out
 
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, nasty),
+        model.parameters(),
+        model,
+        nasty,
         population_size=4,
         seed=0,
         evaluation=evaluation,
@@ -386,7 +388,7 @@ def test_training_changes_only_what_it_was_given() -> None:
     before, state = snapshot(model), {k: v.clone() for k, v in model.state_dict().items()}
     params = [model[0].weight, model[4].weight, model[4].bias]
     trainer = EGGROLLTrainer(
-        *(params, model, lambda m: m(IMAGES).square().mean()), population_size=4, seed=0
+        params, model, lambda m: m(IMAGES).square().mean(), population_size=4, seed=0
     )
     trainer.train(3, verbose=False)
     assert snapshot(model) == before
@@ -414,7 +416,7 @@ def test_freeze_nonlora() -> None:
 def test_an_unused_parameter_is_a_warning_once() -> None:
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: m["used"](X).sum()), population_size=4, seed=0
+        model.parameters(), model, lambda m: m["used"](X).sum(), population_size=4, seed=0
     )
     with pytest.warns(EggrollWarning, match=r"no operation used unused\.weight, unused\.bias"):
         trainer.step()

@@ -167,7 +167,9 @@ def test_the_zoo_is_lazy() -> None:
     for name in ZOO:
         model, args = make(name, torch.float64)
         trainer = EGGROLLTrainer(
-            *(model.parameters(), model, readout(args)),
+            model.parameters(),
+            model,
+            readout(args),
             population_size=N,
             evaluation="vmap",
             seed=0,
@@ -222,7 +224,7 @@ def test_a_weight_that_escapes_says_so() -> None:
     torch.manual_seed(0)
     model = Calls(lambda m: function(m.w), w=(4, 6)).double()
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: m().sum()), population_size=N, evaluation="vmap"
+        model.parameters(), model, lambda m: m().sum(), population_size=N, evaluation="vmap"
     )
     trainer.evaluate(trainer.ask())
     assert isinstance(kept[0], LowRankTensor)
@@ -235,7 +237,9 @@ def test_nothing_of_the_size_of_all_weights_is_made() -> None:
     model = nn.Linear(1024, 1024, bias=False)
     x = torch.randn(1, 1024)
     trainer = EGGROLLTrainer(
-        *(model.parameters(), model, lambda m: m(x).sum()),
+        model.parameters(),
+        model,
+        lambda m: m(x).sum(),
         population_size=512,
         evaluation="vmap",
         chunk_size=512,

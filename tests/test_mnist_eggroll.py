@@ -98,7 +98,10 @@ def test_digits_at_97_percent(digits: Digits) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     generations = 400
     result = train(
-        *(EGGROLLTrainer, model, digits, generations),
+        EGGROLLTrainer,
+        model,
+        digits,
+        generations,
         population_size=512,
         sigma=lambda g: 0.05 * (1 - 0.7 * g / generations),
         lr_scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, generations),

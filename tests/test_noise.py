@@ -181,7 +181,9 @@ def test_no_global_generator_is_read_or_written(trainer: Any, evaluation: str) -
 
     def run() -> list[Tensor]:
         made = trainer(
-            *(model.parameters(), model, lambda m: m(x).mean()),
+            model.parameters(),
+            model,
+            lambda m: m(x).mean(),
             population_size=4,
             seed=1,
             evaluation=evaluation,
