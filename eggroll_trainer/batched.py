@@ -61,8 +61,9 @@ class BatchedEvaluator(Evaluator):
         _keep_freed_memory()
         results, start = [], 0
         owner = _Owner(population.model, function)
-        with preserved(population.model), _loops_noted(self.seen):
+        with preserved(population.model) as restore, _loops_noted(self.seen):
             while start < len(population):
+                restore()
                 stop = inputs.limit(start, min(start + self._size(population), len(population)))
                 seed = population.fitness_seed(0 if self.randomness == "same" else start)
                 with keyed_global_rng(population.device, seed):

@@ -50,7 +50,6 @@ class Centre:
     ) -> None:
         self._groups = make_groups(params)
         self.parameters = name_parameters(self._groups, model, device)
-        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._schedules: list[Sigma] = [group.get("sigma", sigma) for group in self._groups]
         for group, value in zip(self._groups, self._schedules, strict=True):
             group["sigma"] = check_number("sigma", value(0) if callable(value) else value)
@@ -78,8 +77,9 @@ class Centre:
 
     def setting(self, key: str) -> dict[str, Any]:
         """Parameter name → its group's `key` (such as `"sigma"`) now."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
         groups = self.optimizer.param_groups
-        return {self._names[id(p)]: group[key] for group in groups for p in group["params"]}
+        return {names[id(p)]: group[key] for group in groups for p in group["params"]}
 
     def step(self, update: Mapping[str, Tensor]) -> None:
         """One step of the optimizer and the scheduler along an update.

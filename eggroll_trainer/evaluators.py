@@ -207,29 +207,33 @@ def explain_refusal(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Keep a model's buffers, modes and `requires_grad` as they are, whatever is done inside.
+    """Keep a model as it is, apart from its parameters' numbers, whatever is done inside.
+
+    That is its buffers, modes, `requires_grad`, and whatever its modules hold as attributes.
 
     Yields:
         A function that brings them back at once, for the next member.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     buffers = [
-        (module, name, buffer, buffer.clone())
+        (module._buffers, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
 
     def restore() -> None:
-        for module, mode in modes:
-            if module.training is not mode:
-                module.training = mode
+        for now, before in attributes:
+            if len(now) != len(before) or any(
+                now.get(key) is not value for key, value in before.items()
+            ):
+                now.clear()
+                now.update(before)
         for parameter, flag in grads:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
-        for module, name, buffer, value in buffers:
-            if module._buffers[name] is not buffer:
-                setattr(module, name, buffer)
+        for places, name, buffer, value in buffers:
+            places[name] = buffer
             buffer.copy_(value)
 
     try:

@@ -40,7 +40,8 @@ def _correct(out: Tensor, projected: Tensor, left: Tensor, scales: Tensor) -> Te
     """
     k, r, _ = projected.shape
     projected.view(k, r, len(scales), -1).mul_(scales[:, None])
-    return out.baddbmm_(projected.mT, left)
+    # Under autocast the products are of another type than the factors.
+    return out.baddbmm_(projected.mT.to(out.dtype), left.to(out.dtype))
 
 
 def _correct_shared(base: Tensor, projected: Tensor, left: Tensor, scales: Tensor) -> Tensor:

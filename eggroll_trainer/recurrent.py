@@ -31,7 +31,7 @@ def _lstm(gates: Tensor, recurrent: Tensor, state: State) -> State:
 def _gru(gates: Tensor, recurrent: Tensor, state: State) -> State:
     (reset, update, new), (r_h, u_h, n_h) = gates.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
     new = torch.addcmul(new, (reset + r_h).sigmoid(), n_h).tanh()
-    return (torch.lerp(new, state[0], (update + u_h).sigmoid()),)
+    return (torch.lerp(new, state[0].to(new.dtype), (update + u_h).sigmoid()),)
 
 
 def _tanh(gates: Tensor, recurrent: Tensor, state: State) -> State:

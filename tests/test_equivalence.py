@@ -65,6 +65,22 @@ def test_every_dtype(name: str, dtype: torch.dtype) -> None:
     assert {p.dtype for p in trainer.model.parameters()} == kept == {dtype}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "convnet", "tied", "attention_causal", "encoder_eval", "gru", "lstm", "embedding"],
+)
+def test_autocast(name: str) -> None:
+    model, args = make(name)
+    plain = readout(args)
+
+    def fitness(m: nn.Module) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain(m)
+
+    batched, trainer = scores(model, fitness, evaluation="vmap", rank=2, matricize=True)
+    assert_equal(batched, alone(trainer, fitness), torch.bfloat16)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_dense_noise(name: str) -> None:
     model, args = make(name, torch.float64)

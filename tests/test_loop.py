@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import itertools
@@ -381,6 +382,53 @@ def test_the_model_is_what_it_was(evaluation: str, raising: Any) -> None:
     assert torch.equal(flat(model), weights)
     assert torch.equal(torch.get_rng_state(), rng)
     assert (trainer.generation, trainer.history) == (0, [])
+
+
+class Remembers(nn.Module):
+    """Keeps what it computed last as an attribute, as many modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last, self.calls = nn.Linear(3, 3), None, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out = self.layer(x)
+        self.last = out if self.last is None else out + self.last
+        return self.last
+
+
+@pytest.mark.parametrize("evaluation", ["vmap", "sequential"])
+def test_what_a_module_remembers_leaks_nowhere(evaluation: str) -> None:
+    """Neither from member to member, nor out of the evaluation."""
+    model = Remembers()
+    trainer = EGGROLLTrainer(
+        model.parameters(),
+        model,
+        lambda m: (m(X) + m(2 * X)).sum(),
+        population_size=6,
+        seed=0,
+        evaluation=evaluation,
+    )
+    population = trainer.ask()
+    got = trainer.evaluate(population)
+    for i in range(6):
+        alone = trainer.fitness_fn(population.member(i)).detach()
+        assert float(got[i]) == pytest.approx(float(alone), abs=1e-4)
+    assert model.last is None
+    assert model.calls == 0
+    trainer.train(2, verbose=False)
+    trainer.get_best_model()
+
+
+def test_a_trainer_can_be_copied() -> None:
+    trainer = make(optimizer=torch.optim.Adam)
+    trainer.train(2, verbose=False)
+    twin = copy.deepcopy(trainer)
+    trainer.train(2, verbose=False)
+    twin.train(2, verbose=False)
+    assert torch.equal(flat(trainer.model), flat(twin.model))
+    assert twin.model is not trainer.model
 
 
 def test_training_changes_only_what_it_was_given() -> None:
