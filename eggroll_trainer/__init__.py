@@ -5,6 +5,7 @@
 """
 
 from .base import ESTrainer
+from .callbacks import Callback, Checkpoint, EarlyStopping, Evaluate
 from .eggroll import EGGROLLTrainer
 from .errors import (
     AskTellError,
@@ -18,7 +19,9 @@ from .errors import (
     PopulationSizeError,
 )
 from .explain import Report
+from .loggers import CSVLogger, JSONLogger, Logger, TensorBoardLogger, WandbLogger
 from .population import Population, population_fitness
+from .progress import ProgressBar
 from .shaping import centered_rank, standardize
 from .vanilla import VanillaESTrainer
 
@@ -26,19 +29,29 @@ __version__ = "0.2.0"
 
 __all__ = [
     "AskTellError",
+    "CSVLogger",
+    "Callback",
+    "Checkpoint",
     "CheckpointError",
     "ConfigurationError",
     "EGGROLLTrainer",
     "ESTrainer",
+    "EarlyStopping",
     "EggrollError",
     "EggrollWarning",
+    "Evaluate",
     "FitnessError",
+    "JSONLogger",
+    "Logger",
     "NotBatchableError",
     "ParameterError",
     "Population",
     "PopulationSizeError",
+    "ProgressBar",
     "Report",
+    "TensorBoardLogger",
     "VanillaESTrainer",
+    "WandbLogger",
     "__version__",
     "centered_rank",
     "population_fitness",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from .batched import make_evaluator
+from .callbacks import Callback, check_callbacks, newest, running
 from .centre import Centre, Sigma
 from .configuration import (
     check_callable,
@@ -31,11 +32,11 @@ from .evaluators import preserved, uninterrupted
 from .explain import Report, make_report
 from .fitness import as_fitnesses, checked
 from .inputs import GroupInputs, Inputs, MemberInputs
-from .metrics import Best, Metrics, summarize
+from .metrics import Best, Metrics, norm, summarize
 from .noise import derive_seed, keyed_global_rng
 from .perturbations import DensePerturbations, ParameterNoise, Perturbations
 from .population import Population, population_fitness
-from .progress import Progress
+from .progress import ProgressBar
 from .shaping import Shaping, make_shaping, replace_nonfinite
 
 
@@ -50,6 +51,7 @@ class TrainerOptions(TypedDict, total=False):
     chunk_size: int | None
     randomness: str
     nonfinite: str
+    callbacks: Iterable[Callback]
 
 
 class ESTrainer(ABC):
@@ -89,6 +91,7 @@ class ESTrainer(ABC):
             or the `"same"` for all.
         nonfinite: `"worst"` counts NaN and infinite fitnesses as the worst finite one of their
             group; `"raise"` raises.
+        callbacks: What else happens in `train()`, in this order: see `Callback`.
 
     Raises:
         ConfigurationError: If an argument is wrong; the message says which and what to do.
@@ -102,6 +105,9 @@ class ESTrainer(ABC):
         seed: The seed of the run.
         device: Where the parameters are.
         generator: A `torch.Generator` for the subclass's own draws, seeded for each generation.
+        callbacks: The callbacks; those that save come last.
+        last_planned: Generations completed when the present `train()` ends.
+        interrupted: Whether the last `train()` ended by Ctrl-C.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class ESTrainer(ABC):
         chunk_size: int | None = None,
         randomness: str = "different",
         nonfinite: str = "worst",
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         check_population(population_size, group_size)
         self.model = check_model(model)
@@ -138,6 +145,8 @@ class ESTrainer(ABC):
         self._shape = make_shaping(shaping, group_size)
         self._source = None if data is None else BatchSource(data)
         self.evaluator = make_evaluator(evaluation, chunk_size, randomness)
+        self.callbacks = check_callbacks(callbacks)
+        self.last_planned, self.interrupted = 0, False
         self._population: Population | None = None
         self._sampled: Tensor | Perturbations | None = None
         self._inputs: Inputs = MemberInputs(())
@@ -249,7 +258,9 @@ class ESTrainer(ABC):
 
         Returns:
             The generation's metrics: `generation`, `mean_fitness`, `std_fitness`, `max_fitness`,
-            `best_fitness` (so far) and `nonfinite` (members whose fitness was NaN or infinite).
+            `best_fitness` (so far), `nonfinite` (members whose fitness was NaN or infinite),
+            `update_norm` (of the direction handed to the optimizer), `centre_norm` (of the trained
+            parameters before the step), `learning_rate` and `sigma` (of the first group).
 
         Raises:
             AskTellError: If no population has been asked for, or it has been told already.
@@ -265,7 +276,12 @@ class ESTrainer(ABC):
             update = self.compute_update(self._sampled, weights)
             if not isinstance(update, Mapping):
                 update = self.centre.split(update, self._trained())
-        metrics, best_member = summarize(raw, clean, self.nonfinite, self.generation)
+            norms = {
+                "update_norm": norm(update.values()),
+                "centre_norm": norm(self.centre.parameters.values()),
+            }
+        metrics, best_member = summarize(raw, clean, norms, self.nonfinite, self.generation)
+        metrics |= {"learning_rate": self.learning_rate, "sigma": self.sigma}
         with uninterrupted():
             if metrics["max_fitness"] > self.best_fitness:
                 self._best = Best(
@@ -300,28 +316,54 @@ class ESTrainer(ABC):
         metrics["members_per_second"] = self.population_size / (times[-1] - times[0])
         return metrics
 
-    def train(self, num_generations: int = 100, verbose: bool = True) -> dict[str, Any]:
-        """Run generations. Ctrl-C ends them early, with the centre intact.
+    def train(
+        self,
+        num_generations: int = 100,
+        verbose: bool = True,
+        resume_from: str | os.PathLike[str] | None = None,
+    ) -> dict[str, Any]:
+        """Run generations, with callbacks. Ctrl-C ends them early, with the centre intact.
 
         Args:
-            num_generations: How many, from here on.
+            num_generations: How many from here on; with `resume_from`, how many in all.
             verbose: Show a progress bar (plain lines where the output is no terminal).
+            resume_from: A checkpoint to go on from, or a folder of `Checkpoint`'s: its newest, or
+                the beginning where there is none yet. So a script that was killed is run again.
 
         Returns:
             `generation` (completed), `best_fitness`, `fitness_history` (each generation's mean).
+
+        Raises:
+            CheckpointError: As for `load`.
         """
         check_integer("num_generations", num_generations, at_least=0)
-        with Progress(num_generations, self.population_size, enabled=verbose) as progress:
+        self.last_planned = self.generation + num_generations
+        if resume_from is not None:
+            if (path := newest(resume_from)) is not None:
+                self.load(path)
+            self.last_planned = num_generations
+        self.interrupted = False
+        callbacks = [ProgressBar(), *self.callbacks] if verbose else self.callbacks
+        with running(callbacks, self) as tell_callbacks:
             try:
-                for _ in range(num_generations):
-                    progress.update(self.step())
+                while not self.last_generation:
+                    tell_callbacks(self.step())
             except KeyboardInterrupt:
-                progress.note(f"interrupted after generation {self.generation}")
+                self.interrupted = True
         return {
             "generation": self.generation,
             "best_fitness": self.best_fitness,
             "fitness_history": self.fitness_history,
         }
+
+    @property
+    def last_generation(self) -> bool:
+        """Whether the `train()` that is running is done with the generation completed last."""
+        return self.generation >= self.last_planned
+
+    def stop(self) -> None:
+        """End `train()` after the present generation: for callbacks."""
+        self.last_planned = self.generation
 
     def _next_inputs(self) -> Inputs:
         if self._source is None:

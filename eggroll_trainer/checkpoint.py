@@ -17,6 +17,7 @@ from .metrics import Best
 
 if TYPE_CHECKING:
     from .base import ESTrainer
+    from .callbacks import Callback
 
 FORMAT = "eggroll-trainer checkpoint"
 VERSION = 1
@@ -39,6 +40,7 @@ def capture(trainer: ESTrainer) -> dict[str, Any]:
         "best": None if best is None else vars(best),
         "data_position": trainer.data_position,
         "evaluator": trainer.evaluator.state_dict(),
+        "callbacks": {name: c.state_dict() for name, c in _callbacks(trainer).items()},
     }
     return copy.deepcopy(state)
 
@@ -94,6 +96,15 @@ def _check(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
             )
 
 
+def _callbacks(trainer: ESTrainer) -> dict[str, Callback]:
+    """Callbacks by type and place among those of the type."""
+    found: dict[str, Callback] = {}
+    for callback in trainer.callbacks:
+        kind = type(callback).__name__
+        found[f"{kind} {sum(name.startswith(f'{kind} ') for name in found)}"] = callback
+    return found
+
+
 def _apply(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
     state = copy.deepcopy(dict(state))
     trainer.optimizer.load_state_dict(state["optimizer"])
@@ -101,6 +112,9 @@ def _apply(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
         trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
     trainer.model.load_state_dict(state["model"])
     trainer.evaluator.load_state_dict(state["evaluator"])
+    for name, callback in _callbacks(trainer).items():  # callbacks may come and go
+        if name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][name])
     trainer.resume(
         state["seed"],
         state["generation"],

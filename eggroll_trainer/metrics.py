@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +24,22 @@ class Best:
     weights: dict[str, Tensor]
 
 
-def summarize(raw: Tensor, clean: Tensor, nonfinite: str, generation: int) -> tuple[Metrics, int]:
+def norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The Euclidean norm of several tensors as one vector, 0-d, float64."""
+    parts = torch.stack([torch.linalg.vector_norm(t.detach()).double() for t in tensors])
+    total: Tensor = torch.linalg.vector_norm(parts)
+    return total
+
+
+def summarize(
+    raw: Tensor, clean: Tensor, norms: Mapping[str, Tensor], nonfinite: str, generation: int
+) -> tuple[Metrics, int]:
     """The metrics of a generation and the index of its best member; one transfer from the device.
 
     Args:
         raw: Fitnesses as they came, `(population_size,)`.
         clean: The same with the non-finite ones replaced.
+        norms: Further metrics, 0-d.
         nonfinite: `"raise"` raises where there are any.
         generation: Index of the generation.
 
@@ -38,7 +49,7 @@ def summarize(raw: Tensor, clean: Tensor, nonfinite: str, generation: int) -> tu
     finite = raw.isfinite()
     top, member = torch.where(finite, raw, -torch.inf).max(dim=0)
     stats = [clean.mean(), clean.std(correction=0), top, member.double(), (~finite).sum().double()]
-    mean, std, maximum, best, bad = torch.stack(stats).tolist()
+    mean, std, maximum, best, bad, *rest = torch.stack([*stats, *norms.values()]).tolist()
     if bad and nonfinite == "raise":
         first = int((~finite).nonzero()[0])
         raise FitnessError(
@@ -57,5 +68,6 @@ def summarize(raw: Tensor, clean: Tensor, nonfinite: str, generation: int) -> tu
         "std_fitness": std,
         "max_fitness": maximum,
         "nonfinite": bad,
+        **dict(zip(norms, rest, strict=True)),
     }
     return metrics, int(best)

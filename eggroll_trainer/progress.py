@@ -1,75 +1,68 @@
-"""`Progress`: one tidy bar in a terminal, plain lines elsewhere, nothing when not wanted."""
+"""`ProgressBar`: one tidy bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
+
+from .callbacks import Callback
+from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .base import ESTrainer
 
 PLAIN_LINES_EVERY = 10.0  # seconds
 
 
-class Progress:
-    """Progress of a run, for `with`.
+class ProgressBar(Callback):
+    """Generation, best, mean and spread of fitness, members per second; `verbose=True` adds one."""
 
-    Args:
-        num_generations: Generations of the run.
-        population_size: Members of a generation.
-        enabled: Whether anything is shown.
-    """
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+        self._begun = self._last_line = 0.0
+        self._first = 0
 
-    def __init__(self, num_generations: int, population_size: int, enabled: bool) -> None:
-        self.total = num_generations
-        self.population_size = population_size
-        self.enabled = enabled
-        self.done = 0
-        self.started = self.last = time.perf_counter()
-        terminal = enabled and sys.stderr.isatty()
-        self.bar: tqdm[Any] | None = None
-        if terminal:
-            self.bar = tqdm(total=num_generations, unit="gen", dynamic_ncols=True)
+    def on_train_start(self, trainer: ESTrainer) -> None:
+        """Show an empty bar."""
+        self._begun = self._last_line = time.perf_counter()
+        self._first = trainer.generation
+        if sys.stderr.isatty():
+            total = trainer.last_planned - self._first
+            self._bar = tqdm(total=total, unit="gen", dynamic_ncols=True)
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def update(self, metrics: Mapping[str, float]) -> None:
+    def on_generation_end(self, trainer: ESTrainer, metrics: Metrics) -> None:
         """Count a generation and show its metrics."""
-        self.done += 1
-        if self.bar is not None:
-            self.bar.set_postfix_str(self._describe(metrics), refresh=False)
-            self.bar.update()
-        elif self.enabled:
-            now = time.perf_counter()
-            if self.done in (1, self.total) or now - self.last >= PLAIN_LINES_EVERY:
-                self.last = now
-                self.note(
-                    f"generation {metrics['generation'] + 1:.0f} "
-                    f"({self.done}/{self.total}): {self._describe(metrics)}"
-                )
-
-    def note(self, text: str) -> None:
-        """Show a line."""
-        if self.bar is not None:
-            self.bar.write(text, file=sys.stderr)
-        elif self.enabled:
-            print(text, file=sys.stderr, flush=True)
-
-    def _describe(self, metrics: Mapping[str, float]) -> str:
-        rate = self.done * self.population_size / max(1e-9, time.perf_counter() - self.started)
-        return (
+        done = trainer.generation - self._first
+        seconds = max(1e-9, time.perf_counter() - self._begun)
+        text = (
             f"best {metrics['best_fitness']:.4g}, mean {metrics['mean_fitness']:.4g} "
-            f"± {metrics['std_fitness']:.2g}, {rate:,.0f} members/s"
+            f"± {metrics['std_fitness']:.2g}, "
+            f"{done * trainer.population_size / seconds:,.0f} members/s"
         )
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update()
+        elif done == 1 or trainer.last_generation or self._line_is_due():
+            self._last_line = time.perf_counter()
+            total = trainer.last_planned - self._first
+            self._show(f"generation {trainer.generation} ({done}/{total}): {text}")
+
+    def on_train_end(self, trainer: ESTrainer) -> None:
+        """Close the bar."""
+        if trainer.interrupted:
+            self._show(f"interrupted after generation {trainer.generation}")
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line_is_due(self) -> bool:
+        return time.perf_counter() - self._last_line >= PLAIN_LINES_EVERY
+
+    def _show(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
