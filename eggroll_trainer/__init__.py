@@ -4,6 +4,7 @@
 `ESTrainer` the base of your own.
 """
 
+from . import fitness
 from .base import ESTrainer
 from .callbacks import Callback, Checkpoint, EarlyStopping, Evaluate
 from .eggroll import EGGROLLTrainer
@@ -54,6 +55,7 @@ __all__ = [
     "WandbLogger",
     "__version__",
     "centered_rank",
+    "fitness",
     "population_fitness",
     "standardize",
 ]

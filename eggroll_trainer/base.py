@@ -18,19 +18,20 @@ from . import checkpoint
 from .batched import make_evaluator
 from .callbacks import Callback, check_callbacks, newest, running
 from .centre import Centre, Sigma
-from .configuration import (
+from .checks import (
+    as_fitnesses,
     check_callable,
     check_choice,
     check_integer,
     check_model,
     check_population,
     check_seed,
+    checked,
 )
 from .data import BatchSource
 from .errors import AskTellError, EggrollWarning, ParameterError
 from .evaluators import preserved, uninterrupted
 from .explain import Report, make_report
-from .fitness import as_fitnesses, checked
 from .inputs import GroupInputs, Inputs, MemberInputs
 from .metrics import Best, Metrics, norm, summarize
 from .noise import derive_seed, keyed_global_rng
@@ -43,7 +44,8 @@ from .shaping import Shaping, make_shaping, replace_nonfinite
 class TrainerOptions(TypedDict, total=False):
     """The keyword arguments that every trainer shares; `ESTrainer` documents them."""
 
-    data: Iterable[Any] | None
+    data: Any
+    batch_size: int | None
     optimizer: Callable[..., torch.optim.Optimizer]
     lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None
     shaping: str | Shaping
@@ -78,7 +80,10 @@ class ESTrainer(ABC):
             compares all.
         device: Must be where the model is, if given.
         seed: Seed of all noise, and of the random numbers a fitness draws; None takes a random one.
-        data: Iterable of batches, one a generation (one for each group with `group_size`).
+        data: Batches, one a generation (one for each group with `group_size`): any iterable that
+            can be begun again, such as a `DataLoader` or a list; or a `Dataset`, which is shuffled.
+            They are moved to the model's device.
+        batch_size: Examples of a batch, where `data` is a `Dataset`.
         optimizer: Class or factory, called as `optimizer(groups, lr=learning_rate)`.
         lr_scheduler: Factory of a torch scheduler from the optimizer; stepped once a generation.
         shaping: Raw fitnesses → weights: `"standardize"`, `"centered_rank"`, `"raw"`, or a
@@ -122,7 +127,8 @@ class ESTrainer(ABC):
         device: torch.device | str | None = None,
         seed: int | None = None,
         *,
-        data: Iterable[Any] | None = None,
+        data: Any = None,
+        batch_size: int | None = None,
         optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
         lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         shaping: str | Shaping = "raw",
@@ -143,7 +149,9 @@ class ESTrainer(ABC):
         self.device = self.centre.device
         self.generator = torch.Generator(self.device)
         self._shape = make_shaping(shaping, group_size)
-        self._source = None if data is None else BatchSource(data)
+        self._source: BatchSource | None = None
+        if data is not None or batch_size is not None:
+            self._source = BatchSource(data, batch_size, self.device, self.seed)
         self.evaluator = make_evaluator(evaluation, chunk_size, randomness)
         self.callbacks = check_callbacks(callbacks)
         self.last_planned, self.interrupted = 0, False
@@ -166,6 +174,8 @@ class ESTrainer(ABC):
         """
         self._close()
         self.centre.reset()
+        if self._source is not None:
+            self._source.reset()
         self.generation = 0
         self.history: list[Metrics] = []
         self._best: Best | None = None
@@ -222,6 +232,7 @@ class ESTrainer(ABC):
             perturbations = self._sampled
             if not isinstance(perturbations, Perturbations):
                 perturbations = DensePerturbations(perturbations, noise, self.population_size)
+            inputs = self._next_inputs()
             self._population = Population(
                 self.model,
                 {p.name: self.centre.parameters[p.name] for p in noise},
@@ -231,7 +242,7 @@ class ESTrainer(ABC):
                 self.seed,
                 self.generation,
             )
-            self._inputs = self._next_inputs()
+            self._inputs = inputs
         return self._population
 
     def evaluate(self, population: Population) -> Tensor:
@@ -482,24 +493,20 @@ class ESTrainer(ABC):
         """
         return checkpoint.capture(self)
 
-    @property
-    def data_position(self) -> int | None:
-        """Batches of the current pass over `data` that generations are done with; None without."""
-        return None if self._source is None else self._source.done
-
     def resume(
         self,
         seed: int,
         generation: int,
         history: list[Metrics],
         best: Best | None,
-        data_position: int | None,
+        data: Mapping[str, Any] | None,
     ) -> None:
         """Take up the counters of another run; `load_state_dict` does the whole."""
         self._close()
         self.seed, self.generation, self.history, self._best = seed, generation, history, best
-        if self._source is not None and data_position is not None:
-            self._source.seek(data_position)
+        if self._source is not None and data is not None:
+            self._source.seed = seed
+            self._source.load_state_dict(data)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a run from `state_dict()`; it continues bit for bit.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .batched_pass import BatchedPass
-from .configuration import check_choice, check_integer
+from .checks import check_choice, check_integer
 from .errors import NotBatchableError
 from .evaluators import AutoEvaluator, Evaluator, SequentialEvaluator, preserved
 from .inputs import Inputs

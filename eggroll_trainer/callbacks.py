@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .configuration import check_callable, check_choice, check_integer, check_number
+from .checks import check_callable, check_choice, check_integer, check_number
 from .errors import ConfigurationError
 from .evaluators import preserved
 from .metrics import Metrics

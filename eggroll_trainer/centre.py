@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .configuration import (
+from .checks import (
     check_callable,
     check_number,
     check_optimizer,

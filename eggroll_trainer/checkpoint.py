@@ -38,7 +38,7 @@ def capture(trainer: ESTrainer) -> dict[str, Any]:
         "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
         "history": trainer.history,
         "best": None if best is None else vars(best),
-        "data_position": trainer.data_position,
+        "data": None if trainer._source is None else trainer._source.state_dict(),
         "evaluator": trainer.evaluator.state_dict(),
         "callbacks": {name: c.state_dict() for name, c in _callbacks(trainer).items()},
     }
@@ -84,7 +84,7 @@ def _check(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the checkpoint is of another model; it differs in {wrong[:4]}")
     for argument, key, own_state in (
         ("lr_scheduler=", "lr_scheduler", trainer.lr_scheduler),
-        ("data=", "data_position", trainer.data_position),
+        ("data=", "data", trainer._source),
     ):
         if (state[key] is None) != (own_state is None):
             saved_with, made_with = (
@@ -120,7 +120,7 @@ def _apply(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
         state["generation"],
         state["history"],
         None if state["best"] is None else Best(**state["best"]),
-        state["data_position"],
+        state["data"],
     )
 
 

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from .base import ESTrainer, TrainerOptions
 from .centre import Sigma
-from .configuration import check_integer, check_noise_reuse, check_population, make_groups
+from .checks import check_integer, check_noise_reuse, check_population, make_groups
 from .perturbations import KeyedPerturbations, ParameterNoise, ascent_direction
 
 

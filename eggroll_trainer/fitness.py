@@ -1,60 +1,60 @@
-"""What a fitness may return, and what is made of it."""
+"""Ready-made fitnesses, each a few lines that one could have written; higher is better."""
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from .errors import FitnessError, PopulationSizeError
-
-
-def checked(fitness_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The fitness of one member, with what it returns checked."""
-
-    def fitness(*args: Any) -> Tensor | float:
-        return as_fitness(fitness_fn(*args))
-
-    return fitness
+Batch = tuple[Tensor, Tensor]
 
 
-def as_fitness(value: Any) -> Tensor | float:
-    """One member's fitness: a number, or a 0-d tensor."""
-    if isinstance(value, Tensor):
-        if value.dim() == 0 and not value.is_complex():
-            return value
-        raise FitnessError(
-            f"the fitness returned a tensor of shape {tuple(value.shape)} and {value.dtype}: "
-            "expected one real number (higher is better); reduce it, for example with .mean()"
-        )
-    if isinstance(value, numbers.Real):
-        return float(value)
-    came = "None (is a return missing?)" if value is None else f"{type(value).__name__} {value!r}"
-    raise FitnessError(
-        f"the fitness returned {came}: expected one real number (higher is better), as a float or "
-        "a 0-d tensor"
-    )
+def cross_entropy(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """The negative cross-entropy of a classifier.
 
+    Args:
+        model: Inputs → logits, `(B, classes)`, or `(B, classes, …)`.
+        batch: Inputs, and the right classes, integers.
+        temperature: What logits are divided by. Above 1 (2, say), members that are already sure
+            still differ, which helps late in training.
 
-def as_fitnesses(values: Any, population_size: int, device: torch.device) -> Tensor:
-    """The population's fitnesses as a float64 tensor `(population_size,)` on `device`.
+    Returns:
+        The mean over the batch, in nats, 0-d.
 
-    Double precision, so that a large offset costs no ranks.
+    Example:
+        >>> import functools
+        >>> gentle = functools.partial(cross_entropy, temperature=2.0)
+        >>> gentle(torch.nn.Identity(), (torch.zeros(3, 4), torch.tensor([0, 1, 2])))
+        tensor(-1.3863)
     """
-    try:
-        dtype = None if isinstance(values, Tensor) else torch.float64
-        fitnesses = torch.as_tensor(values, dtype=dtype).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise FitnessError(
-            f"the fitnesses came as {type(values).__name__}: expected a tensor or a list of "
-            f"{population_size} numbers, one for each member"
-        ) from error
-    if fitnesses.shape != (population_size,) or fitnesses.is_complex():
-        raise PopulationSizeError(
-            f"the fitnesses came as {fitnesses.dtype} of shape {tuple(fitnesses.shape)}: expected "
-            f"one real number for each member, shape ({population_size},)"
-        )
-    return fitnesses.to(device, torch.float64)
+    inputs, labels = batch
+    return -F.cross_entropy(model(inputs) / temperature, labels)
+
+
+def accuracy(model: nn.Module, batch: Batch) -> Tensor:
+    """The share of a batch that a classifier names rightly: no gradient, and none needed.
+
+    Args:
+        model: Inputs → logits, `(B, classes)`.
+        batch: Inputs, and the right classes, integers.
+
+    Returns:
+        From 0 to 1, 0-d.
+    """
+    inputs, labels = batch
+    hits: Tensor = model(inputs).argmax(dim=1) == labels
+    return hits.to(torch.float32).mean()
+
+
+def mse(model: nn.Module, batch: Batch) -> Tensor:
+    """The negative mean squared error.
+
+    Args:
+        model: Inputs → predictions, of the targets' shape.
+        batch: Inputs and targets.
+
+    Returns:
+        The mean over all numbers of the targets, 0-d.
+    """
+    inputs, targets = batch
+    return -F.mse_loss(model(inputs), targets)

@@ -163,7 +163,7 @@ class WandbLogger(Logger):
         self.options = options
 
     def open(self, trainer: ESTrainer) -> None:
-        """Start a wandb run, with the trainer's settings as its configuration."""
+        """Start a wandb run, with the trainer's settings as its checks."""
         import wandb
 
         settings = {

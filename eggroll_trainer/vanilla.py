@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from .base import ESTrainer, TrainerOptions
 from .centre import Sigma
-from .configuration import check_noise_reuse, check_population
+from .checks import check_noise_reuse, check_population
 from .perturbations import KeyedPerturbations, ascent_direction
 
 

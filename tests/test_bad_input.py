@@ -85,6 +85,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "optimizer with closures": ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
     "data": ({"data": 3}, "data=int"),
+    "a dataset without a batch size": (
+        {"data": torch.utils.data.TensorDataset(X)},
+        "data=TensorDataset has single examples: pass batch_size=",
+    ),
+    "a batch size without a dataset": ({"batch_size": 3}, "batch_size=3 is for a Dataset"),
+    "a batch size of batches": ({"data": [X], "batch_size": 3}, "data is a list: leave it out"),
+    "batch size 0": (
+        {"data": torch.utils.data.TensorDataset(X), "batch_size": 0},
+        "batch_size=0",
+    ),
     "params a tensor": ({"params": torch.ones(3)}, "params=Tensor"),
     "params the model": ({"params": make_model()}, "params=Sequential"),
     "device": ({"device": "meta"}, "device='meta', but the model is on 'cpu'"),

@@ -294,16 +294,6 @@ def test_groups_with_batches_of_several_sizes() -> None:
         assert float(got[i]) == pytest.approx(float(alone), abs=1e-5)
 
 
-def test_a_data_loader() -> None:
-    data = torch.utils.data.TensorDataset(torch.randn(10, 3), torch.randn(10, 2))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
-    state = torch.get_rng_state()
-    trainer = make(lambda m, b: -(m(b[0]) - b[1]).square().mean(), data=loader)
-    trainer.train(7, verbose=False)
-    assert trainer.generation == 7
-    assert not torch.equal(state, torch.get_rng_state()), "shuffling is the user's own randomness"
-
-
 # --- what is left alone ---------------------------------------------------------------------------
 
 

@@ -58,6 +58,7 @@ def test_public_names_are_frozen() -> None:
         "WandbLogger",
         "__version__",
         "centered_rank",
+        "fitness",
         "population_fitness",
         "standardize",
     ]
