@@ -18,10 +18,14 @@ from .checks import (
 from .errors import ConfigurationError
 
 Sigma = float | Callable[[int], float]
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Centre:
     """The trained parameters of a model, by name, in place; their σ, optimizer and scheduler.
+
+    A step is a small fraction of a weight, which bfloat16 and float16 would round away: parameters
+    of these types have a *master* in float32, which the optimizer moves and they are copied from.
 
     Args:
         params: As for `ESTrainer`.
@@ -34,6 +38,7 @@ class Centre:
 
     Attributes:
         parameters: Name → parameter, in the order of `params`.
+        masters: Name → float32 parameter, of those of lower precision.
         optimizer: The torch optimizer. Each of its groups has a `sigma` beside its `lr`.
         lr_scheduler: The torch scheduler, or None.
     """
@@ -65,7 +70,15 @@ class Centre:
 
     def reset(self) -> None:
         """A new optimizer and scheduler; the parameters stay as they are."""
-        groups = [{**group, "params": list(group["params"])} for group in self._groups]
+        self.masters = {
+            name: nn.Parameter(p.detach().float())
+            for name, p in self.parameters.items()
+            if p.dtype in LOW_PRECISION
+        }
+        moved = {id(p): self.masters.get(name, p) for name, p in self.parameters.items()}
+        groups = [
+            {**group, "params": [moved[id(p)] for p in group["params"]]} for group in self._groups
+        ]
         self.optimizer = check_optimizer(self._make_optimizer(groups, lr=groups[0]["lr"]))
         self.lr_scheduler = self._make_scheduler(self.optimizer) if self._make_scheduler else None
 
@@ -77,7 +90,7 @@ class Centre:
 
     def setting(self, key: str) -> dict[str, Any]:
         """Parameter name → its group's `key` (such as `"sigma"`) now."""
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        names = {id(p): name for name, p in (*self.parameters.items(), *self.masters.items())}
         groups = self.optimizer.param_groups
         return {names[id(p)]: group[key] for group in groups for p in group["params"]}
 
@@ -87,15 +100,25 @@ class Centre:
         Optimizers descend, so the gradient is the update's negative. A parameter that the update
         does not name has no gradient, and so is not touched, by weight decay neither.
         """
+        self._refresh_masters()
         try:
             for name, direction in update.items():
-                parameter = self.parameters[name]
+                parameter = self.masters.get(name, self.parameters[name])
                 parameter.grad = direction.neg().to(parameter.dtype).view(parameter.shape)
             self.optimizer.step()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
+        self.write({name: self.masters[name] for name in update if name in self.masters})
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
+
+    def _refresh_masters(self) -> None:
+        """Take over what the user has written into the parameters since the last step."""
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                parameter = self.parameters[name]
+                same = master.to(parameter.dtype) == parameter
+                master.copy_(torch.where(same, master, parameter.float()))
 
     def flat(self, names: list[str]) -> Tensor:
         """The named parameters as one vector: a copy."""

@@ -34,6 +34,7 @@ def capture(trainer: ESTrainer) -> dict[str, Any]:
         "seed": trainer.seed,
         "generation": trainer.generation,
         "model": dict(trainer.model.state_dict()),
+        "masters": {name: master.detach() for name, master in trainer.centre.masters.items()},
         "optimizer": trainer.optimizer.state_dict(),
         "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
         "history": trainer.history,
@@ -111,6 +112,9 @@ def _apply(trainer: ESTrainer, state: Mapping[str, Any]) -> None:
     if trainer.lr_scheduler is not None:
         trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
     trainer.model.load_state_dict(state["model"])
+    with torch.no_grad():
+        for name, master in trainer.centre.masters.items():
+            master.copy_(state["masters"][name])
     trainer.evaluator.load_state_dict(state["evaluator"])
     for name, callback in _callbacks(trainer).items():  # callbacks may come and go
         if name in state["callbacks"]:

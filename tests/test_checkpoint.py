@@ -89,6 +89,31 @@ def test_a_run_goes_on_bit_for_bit_in_a_new_process(
     assert_same(outcome(made), torch.load(tmp_path / "outcome.pt"))
 
 
+def test_a_run_in_bfloat16_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """What the model has rounded away is in the checkpoint."""
+
+    def run() -> EGGROLLTrainer:
+        torch.manual_seed(0)
+        model, x = nn.Linear(8, 4).bfloat16(), torch.randn(5, 8, dtype=torch.bfloat16)
+        return EGGROLLTrainer(
+            model.parameters(),
+            model,
+            lambda m: -(m(x) - 1).square().mean(),
+            population_size=16,
+            learning_rate=1e-3,
+            optimizer=torch.optim.Adam,
+            seed=0,
+        )
+
+    whole, first, second = run(), run(), run()
+    whole.train(40, verbose=False)
+    first.train(20, verbose=False)
+    first.save(tmp_path / "run.pt")
+    second.load(tmp_path / "run.pt")
+    second.train(20, verbose=False)
+    assert_same(outcome(whole), outcome(second))
+
+
 def test_a_run_goes_on_after_a_fallback(tmp_path: Path) -> None:
     """It does not try, and warn, again; and chooses the same chunk."""
     made = make()

@@ -204,3 +204,46 @@ def test_groups_have_their_own_sigma_rank_and_rate() -> None:
     made.step()
     assert not torch.equal(before[0], model[0].weight)
     assert torch.equal(before[1], model[1].weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_steps_accumulate_in_low_precision_as_in_float32(dtype: torch.dtype) -> None:
+    """A step of 1e-4 σ is far below what bfloat16 can add to a weight; a thousand are not."""
+
+    def run(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(16, 16).to(dtype)
+        made = EGGROLLTrainer(
+            model.parameters(),
+            model,
+            lambda m: 0.0,
+            population_size=8,
+            learning_rate=1e-3,
+            sigma=0.1,
+            seed=0,
+        )
+        before = model.weight.detach().float().clone()
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(1000):
+            made.ask()
+            made.tell(torch.randn(8, generator=generator))
+        assert model.weight.dtype == dtype
+        return model.weight.detach().float() - before, before
+
+    moved, weights = run(dtype)
+    expected, _ = run(torch.float32)
+    assert float(expected.abs().mean()) > 1e-3
+    rounding = torch.finfo(dtype).eps * float(weights.abs().max())
+    torch.testing.assert_close(moved, expected, rtol=0.02, atol=2 * rounding)
+
+
+def test_weights_loaded_into_a_low_precision_model_are_used() -> None:
+    model = nn.Linear(4, 4).bfloat16()
+    made = EGGROLLTrainer(model.parameters(), model, lambda m: 0.0, population_size=4, seed=0)
+    made.ask()
+    made.tell([0.0, 1.0, 2.0, 3.0])
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    made.ask()
+    made.tell([0.0, 1.0, 2.0, 3.0])
+    assert float((model.weight.detach() - 5).abs().max()) < 0.5

@@ -9,6 +9,7 @@ import itertools
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -524,6 +525,15 @@ def test_no_progress_when_not_wanted(capsys: Any) -> None:
     assert captured.out == captured.err == ""
 
 
+@pytest.fixture
+def ctrl_c_works() -> Iterator[None]:
+    """As in a terminal: a process that a script starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_works")
 @pytest.mark.parametrize("evaluation", ["vmap", "sequential"])
 def test_ctrl_c_ends_the_run_with_everything_intact(evaluation: str, capsys: Any) -> None:
     trainer = make(evaluation=evaluation)
