@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint clean
+.PHONY: help setup demo examples test bench lint clean
 
 help: ## show this list
 	@echo "Eggroll Trainer. Targets:"
@@ -21,6 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## EGGROLL and dense ES on handwritten digits: bars, a table, a plot
 	@$(BIN)/python examples/basic_example.py
+
+examples: $(STAMP) ## every example, on a small budget
+	@$(BIN)/python examples/basic_example.py --seconds 10
+	@$(BIN)/python examples/custom_algorithm.py
 
 test: $(STAMP) ## the tests
 	@$(BIN)/python -m pytest
