@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/custom_algorithm"))
     options = parser.parse_args()
 
-    figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.5, 4), layout="constrained")
     results = {}
     print(f"{'':42} generations   loss at the end")
     for method, style in (("SNES", "-"), ("dense ES, fixed σ", ":")):
@@ -132,7 +132,7 @@ def main() -> None:
     axes.set_title(f"{DIMENSIONS} dimensions; ellipsoids of condition {CONDITION:.0e}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     options.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.out / "snes.png", dpi=110)
     (options.out / "results.json").write_text(json.dumps(results))
