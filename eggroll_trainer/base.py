@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
@@ -36,7 +35,7 @@ from .inputs import GroupInputs, Inputs, MemberInputs
 from .metrics import Best, Metrics, norm, summarize
 from .noise import derive_seed, keyed_global_rng
 from .perturbations import DensePerturbations, ParameterNoise, Perturbations
-from .population import Population, population_fitness
+from .population import Population, population_fitness, with_weights
 from .progress import ProgressBar
 from .shaping import Shaping, make_shaping, replace_nonfinite
 
@@ -452,12 +451,7 @@ class ESTrainer(ABC):
         """
         if self._best is None:
             raise AskTellError("there is no best member before the first generation: call train()")
-        module = copy.deepcopy(self.model)
-        own = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, weight in self._best.weights.items():
-                own[name].copy_(weight)
-        return module
+        return with_weights(self.model, self._best.weights)
 
     def explain(self) -> Report:
         """How this model is perturbed and evaluated: a report that prints as a table.

@@ -113,13 +113,7 @@ class Population:
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as a plain module of its own: a copy of the model with its weights."""
-        weights = self.member_weights(index)
-        module = copy.deepcopy(self.model)
-        own = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, weight in weights.items():
-                own[name].copy_(weight)
-        return module
+        return with_weights(self.model, self.member_weights(index))
 
     def __call__(self, *args: Any, in_dims: Any = None, **kwargs: Any) -> Any:
         """Run every member's forward pass.
@@ -147,3 +141,13 @@ class Population:
         self.centre()  # raises where the population has ended
         with torch.no_grad():
             return self.evaluator.map(self, function, inputs)
+
+
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a model in which the named parameters have other numbers."""
+    module = copy.deepcopy(model)
+    own = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+    return module
