@@ -138,8 +138,12 @@ def write(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        # A full disk makes torch's writer complain of positions; the reason is behind it.
+        reason = error.__context__
+        if isinstance(error, RuntimeError) and isinstance(reason, OSError):
+            raise OSError(reason.errno, reason.strerror, str(target)) from None
         raise
 
 

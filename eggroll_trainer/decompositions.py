@@ -183,7 +183,7 @@ def cross_entropy(
     logs = log_softmax(input, input.dim() - 1)
     if logs is NotImplemented:
         return logs
-    return torch._C._nn.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+    return torch.ops.aten.nll_loss_nd(logs, target, weight, reduction, ignore_index)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:

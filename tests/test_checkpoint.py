@@ -187,6 +187,27 @@ def test_saving_between_ask_and_tell(tmp_path: Path) -> None:
     assert_same(outcome(twin), outcome(other))
 
 
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """A quota on the size of files plays the disk; the system's own reason is shown."""
+    code = (
+        "import resource\n"
+        "from eggroll_trainer import Checkpoint\n"
+        "made = make(callbacks=[Checkpoint('run', every=2)]); made.train(2, verbose=False)\n"
+        "[saved] = Path('run').iterdir(); before = saved.read_bytes()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, -1))\n"
+        "try: made.train(2, verbose=False)\n"
+        "except OSError as error: message = str(error)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"
+        "assert 'File too large' in message, message\n"
+        "assert made.generation == 4 and saved.read_bytes() == before\n"
+        "assert list(Path('run').iterdir()) == [saved]\n"
+        "made.train(2, verbose=False); whole = make(); whole.train(6, verbose=False)\n"
+        "again = make(); again.load('run/generation-00000006.pt')\n"
+        "assert_same(outcome(again), outcome(whole))\n"
+    )
+    in_new_process(code, tmp_path)
+
+
 # --- killed while saving --------------------------------------------------------------------------
 
 

@@ -1,0 +1,86 @@
+"""An MLP, a CNN and a Transformer on MNIST, each by EGGROLL, dense ES, SGD and Adam, in equal time.
+
+Writes one table and one figure. The learning rates of SGD, Adam and dense ES are swept first, on a
+part of the training set.
+
+    python examples/run_all_comparisons.py --seconds 60 --data-dir FOLDER
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from comparison_framework import Budget, Comparison, Task, compare, sweep
+from matplotlib.figure import Figure
+from methods import Evolution, Gradient
+from models import PatchTransformer, cnn, mlp, size
+from utils import (
+    Data,
+    averaged,
+    load_images,
+    parser,
+    principal_components,
+    save_figure,
+    save_results,
+    upright,
+)
+
+from eggroll_trainer import VanillaESTrainer
+
+# Members of a generation and examples of a batch: fewer where a forward pass costs more.
+EGGROLL = {
+    "MLP": Evolution(population_size=2048, batch_size=128, options={"evaluation": "vmap"}),
+    "CNN": Evolution(population_size=1024, batch_size=128, options={"matricize": True}),
+    "Transformer": Evolution(population_size=512, batch_size=64),
+}
+BASELINES = {
+    "SGD": (Gradient(functools.partial(torch.optim.SGD, momentum=0.9)), (0.03, 0.1, 0.3)),
+    "Adam": (Gradient(torch.optim.Adam), (1e-3, 3e-3, 1e-2)),
+}
+
+
+def make_tasks(images: Data) -> list[Task]:
+    """Principal components for the MLP, 14×14 pixels for the others; digits upright for all."""
+    images = upright(images)
+    components, _ = principal_components(images, 28, whitening=0.25)
+    pixels = averaged(images)
+    return [
+        Task("MLP", lambda: mlp(28, 64, 10), components),
+        Task("CNN", cnn, pixels),
+        Task("Transformer", PatchTransformer, pixels),
+    ]
+
+
+def main() -> None:
+    options = parser(__doc__, seconds=60, out="run_all_comparisons")
+    options.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
+    options.add_argument("--only", choices=tuple(EGGROLL), help="one of the networks")
+    args = options.parse_args()
+    tasks = make_tasks(load_images(args.dataset, args.data_dir))
+    tasks = [task for task in tasks if args.only in (None, task.name)]
+    budget, short = Budget(seconds=args.seconds), Budget(seconds=max(1, args.seconds / 6))
+    seeds = range(args.seed, args.seed + args.seeds)
+    runs, sweeps = [], {}
+    for task in tasks:
+        print(f"{task.name}: {size(task.model(0)):,} parameters; {task.data}")
+        methods: dict[str, Any] = {"EGGROLL": EGGROLL[task.name]}
+        dense = replace(methods["EGGROLL"], trainer=VanillaESTrainer, options={})
+        swept = {"Vanilla ES": (dense, (0.007, 0.02, 0.06)), **BASELINES}
+        for name, (method, rates) in swept.items():
+            methods[name], sweeps[f"{task.name}, {name}"] = sweep(task, name, method, short, rates)
+        runs += compare([task], methods, budget, seeds).runs
+    comparison = Comparison(budget, runs)
+    print(f"\n{comparison.table()}\n")
+
+    figure = Figure(figsize=(4.3 * len(tasks), 3.6), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        comparison.plot(axes, task.name)
+    save_figure(figure, args.out / "comparisons.png")
+    save_results(args.out, {"sweeps": sweeps, **comparison.numbers()})
+
+
+if __name__ == "__main__":
+    main()
