@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples test bench lint clean
+.PHONY: help setup demo examples mnist figures test bench search lint clean
 
 help: ## show this list
 	@echo "Eggroll Trainer. Targets:"
@@ -22,9 +22,36 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## EGGROLL and dense ES on handwritten digits: bars, a table, a plot
 	@$(BIN)/python examples/basic_example.py
 
-examples: $(STAMP) ## every example, on a small budget
-	@$(BIN)/python examples/basic_example.py --seconds 10
-	@$(BIN)/python examples/custom_algorithm.py
+# Full MNIST: a folder of its four IDX files; without it openml.org, or else a small part of it.
+DATA_DIR ?=
+DATA := $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+
+examples: $(STAMP) ## every example, on a small budget (eight minutes)
+	@$(BIN)/python examples/basic_example.py --seconds 5
+	@$(BIN)/python examples/custom_algorithm.py --seconds 30
+	@$(BIN)/python examples/comparison_framework.py --forward-passes 5e6 --seeds 2 $(DATA)
+	@$(BIN)/python examples/mnist_comparison.py --seconds 15 $(DATA)
+	@$(BIN)/python examples/nondifferentiable.py --seconds 8 $(DATA)
+	@$(BIN)/python examples/run_all_comparisons.py --seconds 8 $(DATA)
+
+MINUTES ?= 10
+mnist: $(STAMP) ## EGGROLL on MNIST for MINUTES=10, SGD and Adam for one (DATA_DIR=folder)
+	@$(BIN)/python examples/mnist_comparison.py --seconds $$((60 * $(MINUTES))) --hidden 128 \
+		--baseline-seconds 60 --out results/mnist $(DATA)
+
+figures: $(STAMP) ## the figures of examples/README.md again (45 minutes)
+	@$(BIN)/python examples/basic_example.py --seconds 40 --out docs/images/basic_example
+	@$(BIN)/python examples/custom_algorithm.py --out docs/images/custom_algorithm
+	@$(BIN)/python examples/comparison_framework.py --forward-passes 50e6 \
+		--out docs/images/comparison_framework $(DATA)
+	@$(BIN)/python examples/mnist_comparison.py --seconds 60 --seeds 3 \
+		--out docs/images/mnist_comparison $(DATA)
+	@$(BIN)/python examples/nondifferentiable.py --seconds 30 --out docs/images/nondifferentiable $(DATA)
+	@$(BIN)/python examples/run_all_comparisons.py --seconds 60 \
+		--out docs/images/run_all_comparisons $(DATA)
+
+search: $(STAMP) ## the settings that docs/choosing.md reports, tried again (15 minutes)
+	@$(BIN)/python benchmarks/mnist_search.py $(DATA)
 
 test: $(STAMP) ## the tests
 	@$(BIN)/python -m pytest

@@ -1,18 +1,23 @@
-"""Other modules: a conv net and an encoder layer over inference; the zoo, batched over looped."""
+"""Other modules, and other precisions, over inference; the zoo, batched over looped."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from generation import inference
+from generation import inference, mlp
 from timing import medians, table
 from torch import Tensor, nn
 from zoo import Case, trainer, zoo
 
 from eggroll_trainer import EGGROLLTrainer
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import models
 
 
 def cnn() -> nn.Sequential:
@@ -41,6 +46,8 @@ def over_inference(threads: tuple[int, ...], seconds: float) -> str:
     works: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], int], ...] = (
         ("conv net (matricize), 256 members × 32 images", cnn, (32, 1, 28, 28), 256),
         ("encoder layer of width 256, 64 members × 4 × 64", Encoder, (4, 64, 256), 64),
+        ("the examples' CNN, 256 members × 128 images", models.cnn, (128, 1, 14, 14), 256),
+        ("the examples' Transformer, 256 × 64", models.PatchTransformer, (64, 1, 14, 14), 256),
     )
     rows = []
     for count in threads:
@@ -67,6 +74,44 @@ def over_inference(threads: tuple[int, ...], seconds: float) -> str:
             )
     header = ["module", "threads", "pure, ms", "auto", "vmap", "sequential"]
     return "A whole generation, as a multiple of pure inference:\n\n" + table(header, rows)
+
+
+def precisions(threads: tuple[int, ...], seconds: float) -> str:
+    """A generation of an MLP in bfloat16, and of a compiled one, against float32."""
+    x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
+
+    def fitness(model: nn.Module) -> Tensor:
+        return -F.cross_entropy(model(x), y)
+
+    def autocast(model: nn.Module) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return fitness(model)
+
+    def bfloat16(model: nn.Module) -> Tensor:
+        return -F.cross_entropy(model(x.bfloat16()).float(), y)
+
+    rows = []
+    for count in threads:
+        torch.set_num_threads(count)
+        runs: dict[str, Callable[[], object]] = {}
+        for title, score, prepare in (
+            ("float32", fitness, nn.Module.float),
+            ("autocast", autocast, nn.Module.float),
+            ("bfloat16 model", bfloat16, nn.Module.bfloat16),
+            ("torch.compile", fitness, torch.compile),
+        ):
+            torch.manual_seed(0)
+            model: nn.Module = prepare(mlp((784, 256, 256, 10)))
+            contestant = EGGROLLTrainer(
+                model.parameters(), model, score, 256, seed=0, evaluation="vmap"
+            )
+            runs[title] = contestant.step
+        took = medians(runs, seconds)
+        shares = [f"{took[name] / took['float32']:.2f}" for name in list(runs)[1:]]
+        rows.append([str(count), f"{1e3 * took['float32']:.0f}", *shares])
+    header = ["threads", "float32, ms", "autocast to bfloat16", "bfloat16 model", "compiled model"]
+    title = "A generation of 784·256·256·10, 256 × 128, as a multiple of float32's:\n\n"
+    return title + table(header, rows)
 
 
 def speed_ups(case: Case, matricize: bool, seconds: float) -> tuple[str, float]:

@@ -25,6 +25,7 @@ def main() -> None:
         *(make() for make in (
             lambda: generation.report(threads, arguments.seconds),
             lambda: modules.over_inference(threads, arguments.seconds),
+            lambda: modules.precisions(threads, arguments.seconds),
             memory.report,
             lambda: modules.auto_over_sequential(threads, arguments.seconds / 5),
         )),

@@ -268,7 +268,7 @@ class ESTrainer(ABC):
 
         Returns:
             The generation's metrics: `generation`, `mean_fitness`, `std_fitness`, `max_fitness`,
-            `best_fitness` (so far), `nonfinite` (members whose fitness was NaN or infinite),
+            `best_fitness` (so far), `nonfinite` (the share of NaN and infinite fitnesses),
             `update_norm` (of the direction handed to the optimizer), `centre_norm` (of the trained
             parameters before the step), `learning_rate` and `sigma` (of the first group).
 
@@ -300,7 +300,7 @@ class ESTrainer(ABC):
                     best_member,
                     population.member_weights(best_member),
                 )
-            if metrics["nonfinite"] < self.population_size:
+            if metrics["nonfinite"] < 1.0:
                 self.centre.step(update)
             metrics["best_fitness"] = self.best_fitness
             self._close()

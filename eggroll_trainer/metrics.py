@@ -67,7 +67,7 @@ def summarize(
         "mean_fitness": mean,
         "std_fitness": std,
         "max_fitness": maximum,
-        "nonfinite": bad,
+        "nonfinite": bad / len(raw),
         **dict(zip(norms, rest, strict=True)),
     }
     return metrics, int(best)

@@ -2,7 +2,7 @@
 
 By import:
 
-    task = Task("MLP", lambda: mlp(32, 64, 10), data)
+    task = Task("MLP", lambda: mlp(28, 64, 10), data)
     methods = {"EGGROLL": Evolution(), "Adam": Gradient(torch.optim.Adam, learning_rate=3e-3)}
     comparison = compare([task], methods, Budget(seconds=60), seeds=[0, 1, 2])
     print(comparison.table())
@@ -11,9 +11,9 @@ By import:
 A method is any callable `method(model, train, meter, seed)` that trains the model in place, and
 calls `meter.tick(…)` after each step, until that says that the budget is spent: see `methods.py`.
 
-As a program, this compares EGGROLL, dense ES, SGD and Adam on an MLP:
+As a program, it compares EGGROLL, dense ES, SGD and Adam on an MLP, at equal forward passes:
 
-    python examples/comparison_framework.py --seconds 60 --seeds 3 --data-dir FOLDER
+    python examples/comparison_framework.py --forward-passes 50e6 --seeds 3 --data-dir FOLDER
 """
 
 from __future__ import annotations
@@ -28,9 +28,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from models import mlp
 from torch import nn
 from tqdm import tqdm
-from utils import COLOURS, Data, Split, logits, tidy
+from utils import (
+    COLOURS,
+    Data,
+    Split,
+    load_images,
+    logits,
+    parser,
+    principal_components,
+    save_figure,
+    save_results,
+    tidy,
+    upright,
+)
 
 POINTS = 30  # of a learning curve
 
@@ -50,6 +64,9 @@ class Budget:
             raise ValueError(f"{self!r}: give either seconds or forward_passes")
         if min(self.seconds, self.forward_passes) <= 0:
             raise ValueError(f"{self!r}: expected more than nothing")
+
+    def __truediv__(self, parts: float) -> Budget:
+        return Budget(self.seconds / parts, self.forward_passes / parts)
 
     def __str__(self) -> str:
         if self.seconds < float("inf"):
@@ -298,3 +315,38 @@ def compare(
             for seed in seeds
         ],
     )
+
+
+def main() -> None:
+    from methods import BASELINES, Evolution  # they are written for this framework
+
+    from eggroll_trainer import VanillaESTrainer
+
+    options = parser(__doc__, seconds=60, out="comparison_framework")
+    options.add_argument("--forward-passes", type=float, help="budget, in place of --seconds")
+    options.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
+    args = options.parse_args()
+    data, _ = principal_components(upright(load_images(args.dataset, args.data_dir)), 28, 0.25)
+    print(data)
+    spend, currency = Budget(seconds=args.seconds), "seconds"
+    if args.forward_passes:
+        spend, currency = Budget(forward_passes=args.forward_passes), "forward_passes"
+    task = Task("MLP", lambda: mlp(28, 64, 10), data)
+    methods: dict[str, Method] = {
+        "EGGROLL": Evolution(),
+        "Vanilla ES": Evolution(trainer=VanillaESTrainer),
+    }
+    sweeps = {}
+    for name, (method, rates) in BASELINES.items():
+        methods[name], sweeps[name] = sweep(task, name, method, spend / 6, rates)
+    seeds = range(args.seed, args.seed + args.seeds)
+    comparison = compare([task], methods, spend, seeds)
+    print(f"\n{comparison.table()}\n")
+    figure = Figure(figsize=(5.5, 3.8), layout="constrained")
+    comparison.plot(figure.subplots(), task.name, currency)
+    save_figure(figure, args.out / "comparison.png")
+    save_results(args.out, {"data": data.source, "sweeps": sweeps, **comparison.numbers()})
+
+
+if __name__ == "__main__":
+    main()

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from comparison_framework import Meter
 from torch import Tensor, nn
 from utils import Split
 
 from eggroll_trainer import Callback, EGGROLLTrainer, ESTrainer, fitness
 
+if TYPE_CHECKING:
+    from comparison_framework import Meter
+
 
 def cosine(progress: float, final: float = 0.0) -> float:
     """From 1 to `final`, as half a cosine."""
     return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def negative_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """What gradients follow, unless told otherwise."""
-    return fitness.cross_entropy(model, batch)
 
 
 @dataclass(frozen=True)
@@ -106,3 +104,10 @@ class _Ticks(Callback):
         samples = self.sizes[int(metrics["generation"]) % len(self.sizes)]
         if not self.meter.tick(samples, samples * trainer.population_size):
             trainer.stop()
+
+
+# With momentum, and at learning rates to sweep: a comparison needs its baselines at their best.
+BASELINES = {
+    "SGD": (Gradient(functools.partial(torch.optim.SGD, momentum=0.9)), (0.03, 0.1, 0.3)),
+    "Adam": (Gradient(torch.optim.Adam), (1e-3, 3e-3, 1e-2)),
+}

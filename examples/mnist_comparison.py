@@ -17,7 +17,7 @@ import torch
 from comparison_framework import Budget, Comparison, Run, Task, compare, sweep
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from methods import Evolution, Gradient
+from methods import BASELINES, Evolution
 from models import mlp, size
 from torch import Tensor
 from utils import (
@@ -37,16 +37,13 @@ from utils import (
 COMPONENTS = 28
 WHITENING = 0.25
 EGGROLL = Evolution(learning_rate=0.02, sigma=0.05, population_size=2048, batch_size=128)
-SGD = Gradient(functools.partial(torch.optim.SGD, momentum=0.9), learning_rate=0.1)
-ADAM = Gradient(torch.optim.Adam, learning_rate=0.003)
-SWEEPS = {"SGD": (0.03, 0.1, 0.3), "Adam": (1e-3, 3e-3, 1e-2)}
 
 
 def swept(task: Task, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
     """SGD and Adam at their best learning rates, and what the sweeps found."""
     methods, found = {}, {}
-    for name, method in (("SGD", SGD), ("Adam", ADAM)):
-        methods[name], found[name] = sweep(task, name, method, budget, SWEEPS[name])
+    for name, (method, rates) in BASELINES.items():
+        methods[name], found[name] = sweep(task, name, method, budget, rates)
         print(f"{name}: best at a learning rate of {methods[name].learning_rate:g}")
     return methods, found
 
@@ -137,7 +134,7 @@ def main() -> None:
 
     seeds = range(args.seed, args.seed + args.seeds)
     seconds = args.baseline_seconds or args.seconds
-    baselines, found = swept(task, Budget(seconds=max(1, seconds / 10)))
+    baselines, found = swept(task, Budget(seconds=seconds) / 6)
     eggroll = compare([task], {"EGGROLL": EGGROLL}, Budget(seconds=args.seconds), seeds)
     others = compare([task], baselines, Budget(seconds=seconds), seeds)
     comparison = Comparison(eggroll.budget, eggroll.runs + others.runs)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from comparison_framework import Budget, Comparison, Task, compare, sweep
 from matplotlib.figure import Figure
-from methods import Evolution, Gradient
+from methods import BASELINES, Evolution
 from models import mlp
 from torch import Tensor, nn
 from utils import (
@@ -36,8 +36,7 @@ COMPONENTS = 28
 WHITENING = 0.25
 HIDDEN = 64
 EGGROLL = Evolution(learning_rate=0.02, sigma=0.05, population_size=2048, batch_size=128)
-ADAM = Gradient(torch.optim.Adam, learning_rate=0.003)
-RATES = (1e-3, 3e-3, 1e-2)
+ADAM, ADAM_RATES = BASELINES["Adam"]
 TIME_STEPS = 8  # of the spiking network
 DECAY = 0.8  # of a neuron's potential, in a step
 
@@ -111,7 +110,6 @@ def main() -> None:
     print(data)
     budget, seeds = Budget(seconds=args.seconds), [args.seed]
     runs, sweeps = [], {}
-    short = Budget(seconds=max(1, args.seconds / 6))
     for name, chances in NETWORKS.items():
         tasks = {
             title: Task(name, functools.partial(mlp, COMPONENTS, HIDDEN, 10, activation=a), data)
@@ -119,7 +117,7 @@ def main() -> None:
         }
         runs += compare([next(iter(tasks.values()))], BY_SCORES, budget, seeds).runs
         for title, task in tasks.items():
-            adam, sweeps[f"{name}, {title}"] = sweep(task, title, ADAM, short, RATES)
+            adam, sweeps[f"{name}, {title}"] = sweep(task, title, ADAM, budget / 6, ADAM_RATES)
             runs += compare([task], {title: adam}, budget, seeds).runs
     comparison = Comparison(budget, runs)
     print(f"\n{comparison.table()}\n")

@@ -8,14 +8,12 @@ part of the training set.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
-import torch
 from comparison_framework import Budget, Comparison, Task, compare, sweep
 from matplotlib.figure import Figure
-from methods import Evolution, Gradient
+from methods import BASELINES, Evolution
 from models import PatchTransformer, cnn, mlp, size
 from utils import (
     Data,
@@ -35,10 +33,6 @@ EGGROLL = {
     "MLP": Evolution(population_size=2048, batch_size=128, options={"evaluation": "vmap"}),
     "CNN": Evolution(population_size=1024, batch_size=128, options={"matricize": True}),
     "Transformer": Evolution(population_size=512, batch_size=64),
-}
-BASELINES = {
-    "SGD": (Gradient(functools.partial(torch.optim.SGD, momentum=0.9)), (0.03, 0.1, 0.3)),
-    "Adam": (Gradient(torch.optim.Adam), (1e-3, 3e-3, 1e-2)),
 }
 
 
@@ -61,7 +55,7 @@ def main() -> None:
     args = options.parse_args()
     tasks = make_tasks(load_images(args.dataset, args.data_dir))
     tasks = [task for task in tasks if args.only in (None, task.name)]
-    budget, short = Budget(seconds=args.seconds), Budget(seconds=max(1, args.seconds / 6))
+    budget = Budget(seconds=args.seconds)
     seeds = range(args.seed, args.seed + args.seeds)
     runs, sweeps = [], {}
     for task in tasks:
@@ -70,7 +64,8 @@ def main() -> None:
         dense = replace(methods["EGGROLL"], trainer=VanillaESTrainer, options={})
         swept = {"Vanilla ES": (dense, (0.007, 0.02, 0.06)), **BASELINES}
         for name, (method, rates) in swept.items():
-            methods[name], sweeps[f"{task.name}, {name}"] = sweep(task, name, method, short, rates)
+            methods[name], found = sweep(task, name, method, budget / 6, rates)
+            sweeps[f"{task.name}, {name}"] = found
         runs += compare([task], methods, budget, seeds).runs
     comparison = Comparison(budget, runs)
     print(f"\n{comparison.table()}\n")

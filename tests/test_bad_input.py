@@ -197,7 +197,7 @@ def test_all_members_nonfinite() -> None:
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     with pytest.warns(EggrollWarning, match="generation 0: no fitness was finite"):
         metrics = trainer.step()
-    assert metrics["nonfinite"] == 8
+    assert metrics["nonfinite"] == 1.0
     assert all(torch.equal(before[k], v) for k, v in trainer.model.state_dict().items())
     trainer.fitness_fn = fitness
     assert trainer.step()["nonfinite"] == 0

@@ -26,6 +26,7 @@ from eggroll_trainer import (
     ProgressBar,
     TensorBoardLogger,
     WandbLogger,
+    fitness,
 )
 
 X = torch.linspace(-1, 1, 12).view(4, 3)
@@ -246,6 +247,54 @@ def test_tensorboard(tmp_path: Path) -> None:
     logged = events.Scalars("mean_fitness")
     assert [event.step for event in logged] == [0, 1, 2, 3]
     assert [event.value for event in logged] == pytest.approx(trainer.fitness_history, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_all_together_through_an_interruption(tmp_path: Path) -> None:
+    """A shuffled loader, early stopping, every logger and checkpoints: resumed, nothing differs."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def run(folder: Path) -> EGGROLLTrainer:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        data = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.randint(0, 2, (20,)))
+        return EGGROLLTrainer(
+            model.parameters(),
+            model,
+            fitness.cross_entropy,
+            population_size=8,
+            seed=0,
+            data=torch.utils.data.DataLoader(data, batch_size=6, shuffle=True),
+            callbacks=[
+                Checkpoint(folder / "saved", every=3, monitor="accuracy"),
+                Evaluate(lambda m: fitness.accuracy(m, data.tensors), every=2, name="accuracy"),
+                EarlyStopping("accuracy", patience=4, min_delta=0.5),
+                CSVLogger(folder / "log.csv"),
+                JSONLogger(folder / "log.jsonl"),
+                TensorBoardLogger(folder / "board"),
+            ],
+        )
+
+    def logged(folder: Path) -> list[Any]:
+        events = EventAccumulator(str(folder / "board"))
+        events.Reload()
+        board = [(event.step, event.value) for event in events.Scalars("mean_fitness")]
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        with (folder / "log.csv").open() as file:
+            table = [(row["mean_fitness"], row["accuracy"]) for row in csv.DictReader(file)]
+        return [board, [(row["mean_fitness"], row.get("accuracy")) for row in lines], table]
+
+    whole = run(tmp_path / "whole")
+    whole.train(100, verbose=False)
+    assert whole.generation == 10, "4 evaluations without an improvement, after the first"
+    run(tmp_path / "parts").train(4, verbose=False)
+    run(tmp_path / "parts").train(8, verbose=False, resume_from=tmp_path / "parts" / "saved")
+    last = run(tmp_path / "parts")
+    last.train(100, verbose=False, resume_from=tmp_path / "parts" / "saved")
+    assert last.generation == whole.generation
+    assert torch.equal(flat(last), flat(whole))
+    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
+    assert [step for step, _ in logged(tmp_path / "parts")[0]] == list(range(10))
 
 
 @pytest.mark.slow
