@@ -36,7 +36,7 @@ examples: $(STAMP) ## every example, on a small budget (eight minutes)
 
 MINUTES ?= 10
 mnist: $(STAMP) ## EGGROLL on MNIST for MINUTES=10, SGD and Adam for one (DATA_DIR=folder)
-	@$(BIN)/python examples/mnist_comparison.py --seconds $$((60 * $(MINUTES))) --hidden 128 \
+	@$(BIN)/python examples/mnist_comparison.py --seconds $$((60 * $(MINUTES))) --hidden 128 --compile \
 		--baseline-seconds 60 --out results/mnist $(DATA)
 
 figures: $(STAMP) ## the figures of examples/README.md again (45 minutes)

@@ -7,16 +7,15 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .batched_pass import BatchedPass
-from .checks import check_choice, check_integer
 from .errors import NotBatchableError
-from .evaluators import AutoEvaluator, Evaluator, SequentialEvaluator, preserved
+from .evaluators import Evaluator, preserved
 from .inputs import Inputs
 from .lowrank import LowRankTensor, Trace
 from .noise import keyed_global_rng
@@ -33,6 +32,9 @@ ALONE_BYTES = 200 * 2**10
 ALONE_RATIO = 0.75
 # torch's warning where an operation has no batching rule.
 LOOPED = re.compile(r"There is a performance drop .* batching rule for (\S+?)\.? ")
+
+Named = dict[str, Tensor]
+Own = tuple[Named, Named, tuple[Any, ...]]  # coefficients, full weights, arguments
 
 
 class BatchedEvaluator(Evaluator):
@@ -60,7 +62,7 @@ class BatchedEvaluator(Evaluator):
         """Call the function for every member, a chunk at a time."""
         _keep_freed_memory()
         results, start = [], 0
-        owner = _Owner(population.model, function)
+        owner = Owner(population.model, function)
         with preserved(population.model) as restore, _loops_noted(self.seen):
             while start < len(population):
                 restore()
@@ -96,26 +98,31 @@ class BatchedEvaluator(Evaluator):
         )
 
     def _run(
-        self,
-        population: Population,
-        owner: _Owner,
-        inputs: Inputs,
-        start: int,
-        stop: int,
+        self, population: Population, owner: Owner, inputs: Inputs, start: int, stop: int
     ) -> Any:
         chunk = population.perturbations.chunk(start, stop)
-        centre, sigma = population.centre(), population.sigma
-        trace = Trace()
-        full = {name: chunk.stacked_weights(name, centre[name], sigma[name]) for name in chunk.full}
-        buffers = {path: buffer.clone() for path, buffer in owner.buffer_places}
-        signs = torch.tensor(chunk.signs, dtype=torch.float64, device=population.device)
-        signs = signs.repeat((stop - start) // len(chunk.signs))
+        coefficients, full, shared = _tensors(population, owner, chunk, stop - start)
         args, dims = inputs.chunk(start, stop)
+        try:
+            return self.run_chunk(owner, (coefficients, full, args), (0, 0, dims), shared)
+        finally:
+            owner.forget_stand_ins()
 
-        def run(sign: Tensor, full: dict[str, Tensor], args: tuple[Any, ...]) -> Any:
-            weights = {**full, **_stand_ins(chunk, centre, sigma, sign, trace)}
+    def run_chunk(self, owner: Owner, own: Own, dims: Any, shared: Shared) -> Any:
+        """One batched pass.
+
+        Args:
+            owner: The model, and the function to call.
+            own: What each member has: coefficients and full weights by name, and arguments.
+            dims: The member axes of `own`.
+            shared: What all have, see `Shared`.
+        """
+
+        def run(coefficients: Named, full: Named, args: tuple[Any, ...]) -> Any:
+            trace = Trace()
+            weights = {**full, **_stand_ins(coefficients, shared, trace)}
             with BatchedPass(trace, full):
-                swapped = owner.swap(weights) | buffers
+                swapped = owner.swap(weights) | shared.buffers
                 result = torch.func.functional_call(owner, swapped, args, tie_weights=False)
             self.seen.merge(trace)
             if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
@@ -129,10 +136,30 @@ class BatchedEvaluator(Evaluator):
                 )
             return result
 
-        try:
-            return torch.func.vmap(run, (0, 0, dims), randomness=self.randomness)(signs, full, args)
-        finally:
-            owner.forget_stand_ins()
+        return torch.func.vmap(run, dims, randomness=self.randomness)(*own)
+
+
+class Shared(NamedTuple):
+    """What all members of a chunk have in common, by name: tensors only."""
+
+    factors: dict[str, tuple[Tensor, Tensor]]  # A (K, r, m) and B (K, r, n)
+    scales: Named  # σ or (σ, −σ), (s,)
+    centre: Named  # the low-rank parameters
+    buffers: Named  # by path, copies
+
+
+def _tensors(
+    population: Population, owner: Owner, chunk: Chunk, count: int
+) -> tuple[Named, Named, Shared]:
+    """Members' coefficients `σ s` `(M,)` and full weights `(M, …)`, and what they share."""
+    centre, sigma = population.centre(), population.sigma
+    full = {name: chunk.stacked_weights(name, centre[name], sigma[name]) for name in chunk.full}
+    signs = torch.tensor(chunk.signs, dtype=torch.float64, device=population.device)
+    low = {name: centre[name] for name in chunk.factors}
+    scales = {name: (signs * sigma[name]).to(weight.dtype) for name, weight in low.items()}
+    coefficients = {name: scale.repeat(count // len(signs)) for name, scale in scales.items()}
+    buffers = {path: buffer.clone() for path, buffer in owner.buffer_places}
+    return coefficients, full, Shared(dict(chunk.factors), scales, low, buffers)
 
 
 @contextlib.contextmanager
@@ -173,42 +200,19 @@ def _keep_freed_memory() -> None:
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
-def make_evaluator(evaluation: str, chunk_size: int | None, randomness: str) -> Evaluator:
-    """The evaluator that the constructor's arguments describe."""
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, at_least=1)
-    check_choice("randomness", randomness, ("different", "same"))
-    batched = BatchedEvaluator(chunk_size, randomness)
-    sequential = SequentialEvaluator(randomness)
-    choices: dict[str, Evaluator] = {
-        "auto": AutoEvaluator(batched, sequential),
-        "vmap": batched,
-        "sequential": sequential,
-    }
-    return choices[check_choice("evaluation", evaluation, tuple(choices))]
-
-
-def _stand_ins(
-    chunk: Chunk,
-    centre: dict[str, Tensor],
-    sigma: Any,
-    sign: Tensor,
-    trace: Trace,
-) -> dict[str, LowRankTensor]:
+def _stand_ins(coefficients: Named, shared: Shared, trace: Trace) -> dict[str, LowRankTensor]:
     """One member's low-rank parameters, inside `vmap`."""
     stand_ins = {}
-    for name, (left, right) in chunk.factors.items():
-        weight = centre[name]
-        scales = torch.tensor(chunk.signs, dtype=weight.dtype, device=weight.device) * sigma[name]
+    for name, (left, right) in shared.factors.items():
+        weight, scales = shared.centre[name], shared.scales[name]
         matrix = weight.reshape(left.shape[2], right.shape[2])
-        coefficient = (sign * sigma[name]).to(weight.dtype)
         stand_ins[name] = LowRankTensor(
-            name, matrix, left, right, coefficient, scales, trace, weight.shape
+            name, matrix, left, right, coefficients[name], scales, trace, weight.shape
         )
     return stand_ins
 
 
-class _Owner(nn.Module):
+class Owner(nn.Module):
     """Owns the model, and its `forward` is the function: so `functional_call` can swap weights."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ import math
 import numbers
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -172,13 +173,15 @@ def name_parameters(
     return found
 
 
-def checked(fitness_fn: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Checked:
     """The fitness of one member, with what it returns checked."""
 
-    def fitness(*args: Any) -> Tensor | float:
-        return as_fitness(fitness_fn(*args))
+    fitness_fn: Callable[..., Any]
 
-    return fitness
+    def __call__(self, *args: Any) -> Tensor | float:
+        """Call it."""
+        return as_fitness(self.fitness_fn(*args))
 
 
 def as_fitness(value: Any) -> Tensor | float:

@@ -1,8 +1,8 @@
 """Evaluators: how a function is run for every member. They differ in speed, never in meaning.
 
 `SequentialEvaluator` writes one member after another into the model. `BatchedEvaluator`, in
-`batched.py`, runs a chunk of members at once. `AutoEvaluator` tries the second and falls back to
-the first, aloud.
+`batched.py`, runs a chunk of members at once, and `CompiledEvaluator` compiles that.
+`AutoEvaluator`, in `auto.py`, tries these and falls back to the first, aloud.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import traceback
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .errors import EggrollWarning, FitnessError
+from .errors import FitnessError
 from .inputs import Inputs
 from .lowrank import Trace
 from .noise import keyed_global_rng, seed_global_rng
 
 if TYPE_CHECKING:
-    from .batched import BatchedEvaluator
     from .population import Population
 
 # Members whose noise is fetched at once.
@@ -121,88 +117,6 @@ def _stack(results: list[Any]) -> Any:
         return torch.tensor(leaves, dtype=torch.float64)
 
     return tree_map(stack, *results)
-
-
-class AutoEvaluator(Evaluator):
-    """All members at once while that works; one after another from the first time it does not.
-
-    It also goes on one after another, without a warning, where the first generation shows that
-    batching does not pay (`BatchedEvaluator.better_alone`).
-    """
-
-    def __init__(self, batched: BatchedEvaluator, sequential: SequentialEvaluator) -> None:
-        self.batched = batched
-        self.sequential = sequential
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The evaluator in use."""
-        return self.batched.name if self.reason is None else self.sequential.name
-
-    @property
-    def trace(self) -> Trace | None:  # type: ignore[override]
-        """The batched evaluator's."""
-        return self.batched.trace
-
-    @property
-    def chunk_size(self) -> int | None:  # type: ignore[override]
-        """The batched evaluator's, while it is in use."""
-        return self.batched.chunk_size if self.reason is None else None
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Choose what another run chose."""
-        self.reason = state["reason"]
-        self.batched.load_state_dict(state)
-
-    def map(self, population: Population, function: Callable[..., Any], inputs: Inputs) -> Any:
-        """Call the function for every member."""
-        if self.reason is not None:
-            return self.sequential.map(population, function, inputs)
-        try:
-            result = self.batched.map(population, function, inputs)
-            self.reason = self.batched.better_alone(population)
-            return result
-        except FitnessError:
-            raise  # one after another it would return the same
-        except Exception as error:
-            reason = explain_refusal(error)
-        # A mistake of the user's own raises here again, in plain PyTorch.
-        result = self.sequential.map(population, function, inputs)
-        self.reason = reason
-        warnings.warn(
-            f"the members are evaluated one after another, which is slow: {reason} "
-            '(evaluation="sequential" chooses this without a warning)',
-            EggrollWarning,
-            stacklevel=2,
-        )
-        return result
-
-
-# What torch says when an operation refuses to be batched → what the user can do about it.
-ADVICE = {
-    "data-dependent control flow": "choose with torch.where instead of if or while",
-    ".item()": "keep the value a tensor (or end in .item(), without float(), int(), round(), "
-    "formatting or NumPy)",
-    "running_mean": "BatchNorm in training mode writes its statistics: call model.eval()",
-    "in-place": "write out-of-place, as in x = x + y",
-    "inplace": "write out-of-place, as in x = x + y",
-    ".numpy()": "compute the fitness with torch operations instead of NumPy",
-    "randomness": 'pass randomness="different" or "same" to the trainer',
-    "dynamic shape": "mask instead of selecting: a result's shape must not depend on the numbers",
-}
-
-
-def explain_refusal(error: BaseException) -> str:
-    """Name the line of the user's code, the operation that refused, and what to write instead."""
-    message = str(error).split("\n")[0].strip().rstrip(".")
-    advice = next((text for sign, text in ADVICE.items() if sign in str(error)), None)
-    where = ""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if "torch" not in path.parts and Path(__file__).parent not in path.parents:
-            where = f"{path.name}:{frame.lineno}: `{frame.line}`: "
-            break
-    return f"{where}{type(error).__name__}: {message}." + (f" Advice: {advice}." if advice else "")
 
 
 @contextlib.contextmanager

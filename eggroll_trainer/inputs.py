@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .errors import ConfigurationError, PopulationSizeError
+from .errors import PopulationSizeError
 
 
 class Inputs(ABC):
@@ -50,11 +50,6 @@ class MemberInputs(Inputs):
             self.dims = [in_dims if isinstance(leaf, Tensor) else None for leaf in leaves]
         else:
             self.dims = []
-            if len(in_dims) != len(args):
-                raise ConfigurationError(
-                    f"in_dims has {len(in_dims)} entries: expected one for each of the "
-                    f"{len(args)} arguments"
-                )
             for argument, dim in zip(args, in_dims, strict=True):
                 for leaf in tree_flatten(argument)[0]:
                     self.dims.append(dim if isinstance(leaf, Tensor) else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .errors import AskTellError
+from .errors import AskTellError, ConfigurationError
 from .inputs import Inputs, MemberInputs
 from .noise import derive_seed
 from .perturbations import Perturbations
@@ -128,19 +128,26 @@ class Population:
         Returns:
             What the model returns, each tensor with a leading member axis, `(population_size, …)`.
         """
-
-        def forward(model: nn.Module, *own: Any) -> Any:
-            return model(*own, **kwargs)
-
-        inputs = MemberInputs(args, in_dims)
+        dims = (in_dims,) * len(args) if isinstance(in_dims, int) or in_dims is None else in_dims
+        if len(dims) != len(args):
+            raise ConfigurationError(
+                f"in_dims has {len(dims)} entries: expected one for each of the {len(args)} "
+                "arguments"
+            )
+        inputs = MemberInputs((*args, kwargs), (*dims, None))
         inputs.check(len(self))
-        return self.map(forward, inputs)
+        return self.map(_forward, inputs)
 
     def map(self, function: Callable[..., Any], inputs: Inputs) -> Any:
         """Call `function(model, *arguments)` for every member; stack what it returns."""
         self.centre()  # raises where the population has ended
         with torch.no_grad():
             return self.evaluator.map(self, function, inputs)
+
+
+def _forward(model: nn.Module, *args: Any) -> Any:
+    *positional, keywords = args
+    return model(*positional, **keywords)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

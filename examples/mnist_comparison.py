@@ -10,6 +10,7 @@ learning curves, a picture of what the networks do, and the numbers.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,6 @@ def plot_curves(comparison: Comparison, task: str, path: Path) -> None:
         axes.plot([metrics[key] for metrics in history], color=COLOURS["EGGROLL"], lw=0.8)
         axes.set(title=title, xlabel="generations")
         tidy(axes)
-    norm.set(yscale="log")
     save_figure(figure, path)
 
 
@@ -125,6 +125,9 @@ def main() -> None:
         "--baseline-seconds", type=float, help="budget of SGD and Adam, if another than --seconds"
     )
     options.add_argument("--hidden", type=int, default=64, help="units; 128 for minutes and more")
+    options.add_argument(
+        "--compile", action="store_true", help="twice as fast; needs a C++ compiler"
+    )
     args = options.parse_args()
     images = load_images(args.dataset, args.data_dir)
     data, project = principal_components(upright(images), COMPONENTS, WHITENING)
@@ -135,7 +138,8 @@ def main() -> None:
     seeds = range(args.seed, args.seed + args.seeds)
     seconds = args.baseline_seconds or args.seconds
     baselines, found = swept(task, Budget(seconds=seconds) / 6)
-    eggroll = compare([task], {"EGGROLL": EGGROLL}, Budget(seconds=args.seconds), seeds)
+    method = replace(EGGROLL, options={"compile": args.compile})
+    eggroll = compare([task], {"EGGROLL": method}, Budget(seconds=args.seconds), seeds)
     others = compare([task], baselines, Budget(seconds=seconds), seeds)
     comparison = Comparison(eggroll.budget, eggroll.runs + others.runs)
     print(f"\n{comparison.table()}\n")
@@ -149,7 +153,7 @@ def main() -> None:
         args.out,
         {
             "data": data.source,
-            "settings": str(EGGROLL),
+            "settings": str(method),
             "sweeps": found,
             "eggroll_test_accuracy": comparison.accuracy(task.name, "EGGROLL"),
             **comparison.numbers(),

@@ -288,6 +288,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def tidy(axes: Axes) -> None:
-    """A light grid, no box."""
+    """A light grid, no box; on a logarithmic y axis plain numbers."""
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
