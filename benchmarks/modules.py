@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,10 @@ def over_inference(threads: tuple[int, ...], seconds: float) -> str:
         ("the examples' CNN, 256 members × 128 images", models.cnn, (128, 1, 14, 14), 256),
         ("the examples' Transformer, 256 × 64", models.PatchTransformer, (64, 1, 14, 14), 256),
     )
+    kinds: dict[str, dict[str, Any]] = {
+        **{name: {"evaluation": name} for name in ("auto", "vmap", "sequential")},
+        "compile=True": {"evaluation": "vmap", "compile": True},
+    }
     rows = []
     for count in threads:
         torch.set_num_threads(count)
@@ -61,24 +66,37 @@ def over_inference(threads: tuple[int, ...], seconds: float) -> str:
                 return -F.cross_entropy(model(x), y)
 
             runs: dict[str, Callable[[], object]] = {"pure": inference(make(), every)}
-            for evaluation in ("auto", "vmap", "sequential"):
+            for name, options in kinds.items():
                 model = make()
-                runs[evaluation] = EGGROLLTrainer(
-                    model.parameters(), model, fitness, members, seed=0,
-                    matricize=True, evaluation=evaluation,
-                ).step  # fmt: skip
+                runs[name] = EGGROLLTrainer(
+                    model.parameters(), model, fitness, members, seed=0, matricize=True, **options
+                ).step
             took = medians(runs, seconds)
             rows.append(
                 [title, str(count), f"{1e3 * took['pure']:.1f}"]
-                + [f"{took[name] / took['pure']:.2f}" for name in ("auto", "vmap", "sequential")]
+                + [f"{took[name] / took['pure']:.2f}" for name in kinds]
             )
-    header = ["module", "threads", "pure, ms", "auto", "vmap", "sequential"]
+    header = ["module", "threads", "pure, ms", *kinds]
     return "A whole generation, as a multiple of pure inference:\n\n" + table(header, rows)
 
 
 def precisions(threads: tuple[int, ...], seconds: float) -> str:
-    """A generation of an MLP in bfloat16, and of a compiled one, against float32."""
-    x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
+    """A generation of two MLPs in bfloat16, and compiled, against float32 as it is."""
+    rows = []
+    for count in threads:
+        torch.set_num_threads(count)
+        for widths, members in (((28, 64, 10), 2048), ((784, 256, 256, 10), 256)):
+            took = medians(_precision_runs(widths, members), seconds)
+            shares = [f"{took[name] / took['float32']:.2f}" for name in list(took)[1:]]
+            title = f"{'·'.join(map(str, widths))}, {members} × 128"
+            rows.append([title, str(count), f"{1e3 * took['float32']:.0f}", *shares])
+    header = ["widths, members × rows", "threads", "float32, ms", "autocast to bfloat16"]
+    header += ["bfloat16 model", "torch.compile(model)", "compile=True"]
+    return "A generation as a multiple of float32's:\n\n" + table(header, rows)
+
+
+def _precision_runs(widths: tuple[int, ...], members: int) -> dict[str, Callable[[], object]]:
+    x, y = torch.randn(128, widths[0]), torch.randint(0, 10, (128,))
 
     def fitness(model: nn.Module) -> Tensor:
         return -F.cross_entropy(model(x), y)
@@ -90,28 +108,20 @@ def precisions(threads: tuple[int, ...], seconds: float) -> str:
     def bfloat16(model: nn.Module) -> Tensor:
         return -F.cross_entropy(model(x.bfloat16()).float(), y)
 
-    rows = []
-    for count in threads:
-        torch.set_num_threads(count)
-        runs: dict[str, Callable[[], object]] = {}
-        for title, score, prepare in (
-            ("float32", fitness, nn.Module.float),
-            ("autocast", autocast, nn.Module.float),
-            ("bfloat16 model", bfloat16, nn.Module.bfloat16),
-            ("torch.compile", fitness, torch.compile),
-        ):
-            torch.manual_seed(0)
-            model: nn.Module = prepare(mlp((784, 256, 256, 10)))
-            contestant = EGGROLLTrainer(
-                model.parameters(), model, score, 256, seed=0, evaluation="vmap"
-            )
-            runs[title] = contestant.step
-        took = medians(runs, seconds)
-        shares = [f"{took[name] / took['float32']:.2f}" for name in list(runs)[1:]]
-        rows.append([str(count), f"{1e3 * took['float32']:.0f}", *shares])
-    header = ["threads", "float32, ms", "autocast to bfloat16", "bfloat16 model", "compiled model"]
-    title = "A generation of 784·256·256·10, 256 × 128, as a multiple of float32's:\n\n"
-    return title + table(header, rows)
+    runs: dict[str, Callable[[], object]] = {}
+    for title, score, prepare, compile in (
+        ("float32", fitness, nn.Module.float, False),
+        ("autocast", autocast, nn.Module.float, False),
+        ("bfloat16 model", bfloat16, nn.Module.bfloat16, False),
+        ("torch.compile", fitness, torch.compile, False),
+        ("compile=True", fitness, nn.Module.float, True),
+    ):
+        torch.manual_seed(0)
+        model: nn.Module = prepare(mlp(widths))
+        runs[title] = EGGROLLTrainer(
+            model.parameters(), model, score, members, seed=0, evaluation="vmap", compile=compile
+        ).step
+    return runs
 
 
 def speed_ups(case: Case, matricize: bool, seconds: float) -> tuple[str, float]:

@@ -11,7 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .batched import BatchedEvaluator, Own, Owner, Shared
+from .inputs import Inputs
 from .noise import keyed_global_rng
+from .population import Population
 
 # Products of so few factors are written out as sums, which the compiler fuses with what stands
 # around them: the bias, the activation. A batched product would be a pass of its own.
@@ -22,6 +24,8 @@ class CompiledEvaluator(BatchedEvaluator):
     """A batched pass becomes a graph of tensor operations, and that is compiled.
 
     The graph is kept for the shapes and types of its inputs, the function, and the model's modes.
+    Chunks of an odd size, such as the last of a generation, are not worth the seconds: they run as
+    they are.
     """
 
     name = "vmap, compiled"
@@ -30,11 +34,19 @@ class CompiledEvaluator(BatchedEvaluator):
         super().__init__(chunk_size, randomness)
         self._function: Any = None
         self._graphs: dict[Any, Callable[..., Any]] = {}
+        self._odd = True
+
+    def _run(
+        self, population: Population, owner: Owner, inputs: Inputs, start: int, stop: int
+    ) -> Any:
+        usual = inputs.limit(0, min(self._size(population), len(population)))
+        self._odd = self.chunk_size is None or stop - start != usual
+        return super()._run(population, owner, inputs, start, stop)
 
     def run_chunk(self, owner: Owner, own: Own, dims: Any, shared: Shared) -> Any:
         """One batched pass: traced and compiled the first time."""
         uncompiled = super().run_chunk
-        if self.chunk_size is None:  # the first pass only measures
+        if self._odd:
             return uncompiled(owner, own, dims, shared)
         if owner.function != self._function:
             self._function, self._graphs = owner.function, {}

@@ -148,7 +148,8 @@ def main() -> None:
     middle = [comparison.middle(task.name, method) for method in ("EGGROLL", "SGD", "Adam")]
     plot_networks(middle, images, data.test.x, project, args.out / "networks.png")
     history = middle[0].returned
-    kept = {key: [round(m[key], 6) for m in history] for key in ("sigma", "update_norm")}
+    some = history[:: max(1, len(history) // 200)]
+    kept = {key: [round(m[key], 6) for m in some] for key in ("sigma", "update_norm")}
     save_results(
         args.out,
         {

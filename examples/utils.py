@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor, nn
 
 COLOURS = {
@@ -290,7 +291,8 @@ def save_figure(figure: Figure, path: Path) -> None:
 def tidy(axes: Axes) -> None:
     """A light grid, no box; on a logarithmic y axis plain numbers."""
     if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

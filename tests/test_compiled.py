@@ -77,7 +77,7 @@ def test_a_run_is_the_same(kind: Any) -> None:
 
 
 def test_a_graph_for_each_shape_and_mode() -> None:
-    made = trainer(compile=True, chunk_size=8, dropout=0.5)
+    made = trainer(compile=True, chunk_size=6, dropout=0.5)  # 6 members, and 2 as they are
     made.train(6, verbose=False)
     assert len(made.evaluator._graphs) == 2
     made.model.eval()
@@ -164,3 +164,26 @@ def test_random_numbers(randomness: str) -> None:
         drawn += made.evaluate(made.ask()).tolist()
         made.tell(range(8))
     assert len(set(drawn)) == (16 if randomness == "different" else 2)
+
+
+def test_tensors_that_the_fitness_holds_are_read_anew() -> None:
+    factor = torch.ones(())
+    made = trainer(
+        compile=True, fitness_fn=lambda m, batch: factor * cross_entropy(m, batch),
+        chunk_size=8, data=[BATCHES[0]], learning_rate=0.0, sigma=1e-4,
+    )  # fmt: skip
+    before = made.step()["mean_fitness"]
+    factor.fill_(3.0)
+    assert made.step()["mean_fitness"] == pytest.approx(3 * before, rel=1e-2)
+
+
+def test_a_model_that_torch_compiled() -> None:
+    """It is evaluated as the model that it wraps."""
+    model = torch.compile(classifier())
+    fitness = lambda m: cross_entropy(m, BATCHES[0])  # noqa: E731
+    made = EGGROLLTrainer(model.parameters(), model, fitness, 6, seed=4, evaluation="vmap")
+    plain = EGGROLLTrainer(
+        (other := classifier()).parameters(), other, fitness, 6, seed=4, evaluation="sequential"
+    )
+    torch.testing.assert_close(made.evaluate(made.ask()), plain.evaluate(plain.ask()))
+    made.train(2, verbose=False)
