@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from eggroll_trainer import (
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no compiler"),
     # torch's compiler uses what torch itself has deprecated.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
