@@ -39,7 +39,7 @@ mnist: $(STAMP) ## EGGROLL on MNIST for MINUTES=10, SGD and Adam for one (DATA_D
 	@$(BIN)/python examples/mnist_comparison.py --seconds $$((60 * $(MINUTES))) --hidden 128 --compile \
 		--baseline-seconds 60 --out results/mnist $(DATA)
 
-figures: $(STAMP) ## the figures of examples/README.md again (45 minutes)
+figures: $(STAMP) ## the figures and numbers of every example, into docs/images (an hour)
 	@$(BIN)/python examples/basic_example.py --seconds 40 --out docs/images/basic_example
 	@$(BIN)/python examples/custom_algorithm.py --out docs/images/custom_algorithm
 	@$(BIN)/python examples/comparison_framework.py --forward-passes 50e6 \

@@ -342,10 +342,10 @@ def main() -> None:
     seeds = range(args.seed, args.seed + args.seeds)
     comparison = compare([task], methods, spend, seeds)
     print(f"\n{comparison.table()}\n")
+    save_results(args.out, {"data": data.source, "sweeps": sweeps, **comparison.numbers()})
     figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     comparison.plot(figure.subplots(), task.name, currency)
     save_figure(figure, args.out / "comparison.png")
-    save_results(args.out, {"data": data.source, "sweeps": sweeps, **comparison.numbers()})
 
 
 if __name__ == "__main__":

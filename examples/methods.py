@@ -56,7 +56,7 @@ class Gradient:
 class Evolution:
     """An evolution strategy; learning rate and σ fall as half a cosine.
 
-    The defaults were found by `benchmarks/mnist_search.py`.
+    Why these defaults: `docs/choosing.md`.
     """
 
     trainer: type[ESTrainer] = EGGROLLTrainer

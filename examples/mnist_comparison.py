@@ -69,7 +69,7 @@ def plot_curves(comparison: Comparison, task: str, path: Path) -> None:
 
 def show(axes: Axes, image: Tensor, title: str, **options: Any) -> None:
     """One small picture."""
-    axes.imshow(image.reshape(28, 28), **{"cmap": "gray_r", **options})
+    axes.imshow(image.reshape(28, 28).numpy(), **{"cmap": "gray_r", **options})
     axes.set_title(title, fontsize=8)
     axes.axis("off")
 
@@ -80,7 +80,10 @@ def plot_filters(figure: Any, run: Run, project: Projection) -> None:
     filters = project.filters(layer.weight.detach())
     largest = filters.norm(dim=1).argsort(descending=True)[:16]
     figure.suptitle(f"first layer, {run.method}", fontsize=10)
-    for axes, row in zip(figure.subplots(2, 8).flat, filters[largest], strict=True):
+    figure.subplots(2, 8)
+    for axes in figure.axes:
+        axes.axis("off")
+    for axes, row in zip(figure.axes, filters[largest], strict=False):
         bound = row.abs().max().item()
         show(axes, row, "", cmap="RdBu_r", vmin=-bound, vmax=bound)
 
@@ -90,7 +93,7 @@ def plot_confusion(axes: Axes, truth: Tensor, guess: Tensor) -> None:
     counts = torch.zeros(10, 10, dtype=torch.int64)
     counts.index_put_((truth, guess), torch.ones_like(truth), accumulate=True)
     counts.fill_diagonal_(0)
-    axes.imshow(counts, cmap="Reds")
+    axes.imshow(counts.numpy(), cmap="Reds")
     for i, j in counts.nonzero().tolist():
         axes.text(j, i, str(int(counts[i, j])), ha="center", va="center", fontsize=7)
     axes.set(xticks=range(10), yticks=range(10), xlabel="taken for", ylabel="digit")
@@ -109,8 +112,8 @@ def plot_networks(runs: list[Run], data: Data, test_x: Tensor, project: Any, pat
     wrong = (guess != truth).nonzero().flatten()
     worst = wrong[sure[wrong].argsort(descending=True)][:20].tolist()
     right.suptitle("EGGROLL: the mistakes it is surest of", fontsize=10)
-    grid = right.subplots(4, 5).flat
-    for axes in grid:
+    right.subplots(4, 5)
+    for axes in right.axes:
         axes.axis("off")
     for axes, index in zip(right.axes, worst, strict=False):
         title = f"{truth[index]}, not {guess[index]}"
@@ -144,9 +147,7 @@ def main() -> None:
     comparison = Comparison(eggroll.budget, eggroll.runs + others.runs)
     print(f"\n{comparison.table()}\n")
 
-    plot_curves(comparison, task.name, args.out / "curves.png")
-    middle = [comparison.middle(task.name, method) for method in ("EGGROLL", "SGD", "Adam")]
-    plot_networks(middle, images, data.test.x, project, args.out / "networks.png")
+    middle = [comparison.middle(task.name, name) for name in ("EGGROLL", "SGD", "Adam")]
     history = middle[0].returned
     some = history[:: max(1, len(history) // 200)]
     kept = {key: [round(m[key], 6) for m in some] for key in ("sigma", "update_norm")}
@@ -161,6 +162,8 @@ def main() -> None:
             "eggroll_history": kept,
         },
     )
+    plot_curves(comparison, task.name, args.out / "curves.png")
+    plot_networks(middle, images, data.test.x, project, args.out / "networks.png")
 
 
 if __name__ == "__main__":

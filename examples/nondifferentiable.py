@@ -121,12 +121,12 @@ def main() -> None:
             runs += compare([task], {title: adam}, budget, seeds).runs
     comparison = Comparison(budget, runs)
     print(f"\n{comparison.table()}\n")
+    save_results(args.out, {"data": data.source, "sweeps": sweeps, **comparison.numbers()})
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, 3, sharey=True), NETWORKS, strict=True):
         comparison.plot(axes, name)
     figure.suptitle(f"{COMPONENTS}·{HIDDEN}·10 networks, {budget}")
     save_figure(figure, args.out / "nondifferentiable.png")
-    save_results(args.out, {"data": data.source, "sweeps": sweeps, **comparison.numbers()})
 
 
 if __name__ == "__main__":

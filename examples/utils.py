@@ -289,10 +289,11 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def tidy(axes: Axes) -> None:
-    """A light grid, no box; on a logarithmic y axis plain numbers."""
-    if axes.get_yscale() == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
+    """A light grid, no box; a few plain numbers on logarithmic axes."""
+    for axis, several in ((axes.xaxis, (1,)), (axes.yaxis, (1, 2, 5))):
+        if axis.get_scale() == "log":
+            axis.set_major_locator(LogLocator(subs=several))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter("{x:g}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import basic_example
+import comparison_framework
 import custom_algorithm
+import mnist_comparison
+import nondifferentiable
+import run_all_comparisons
+import utils
 
 
 def test_snes_behaves_as_published() -> None:
@@ -53,3 +59,29 @@ def test_the_first_example_as_a_program(tmp_path: Path, monkeypatch: Any, capsys
     assert "untrained" in shown
     assert "dense ES, equal generations" in shown
     assert {p.name for p in tmp_path.iterdir()} == {"digits.png", "results.json"}
+
+
+PROGRAMS = {
+    "mnist_comparison": (mnist_comparison, "--seconds 1 --hidden 8", "curves.png networks.png"),
+    "comparison_framework": (
+        comparison_framework, "--forward-passes 1e6 --seeds 2", "comparison.png",
+    ),
+    "nondifferentiable": (nondifferentiable, "--seconds 0.6", "nondifferentiable.png"),
+    "run_all_comparisons": (run_all_comparisons, "--seconds 0.6", "comparisons.png"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_others_as_programs(name: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    program, options, figures = PROGRAMS[name]
+    # The small set, whether there is a network or not.
+    monkeypatch.setattr(utils, "_from_openml", lambda name: (_ for _ in ()).throw(OSError))
+    monkeypatch.setattr(sys, "argv", [name, *options.split(), "--out", str(tmp_path)])
+    program.main()
+    assert "EGGROLL" in capsys.readouterr().out
+    assert {p.name for p in tmp_path.iterdir()} == {"results.json", *figures.split()}
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert all(0.0 <= run["curve"][-1]["accuracy"] <= 1.0 for run in runs)
+    best = max(run["curve"][-1]["accuracy"] for run in runs)
+    assert best > 0.5, "gradients, at least, learn something in this time"
