@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,14 +84,40 @@ class AutoEvaluator(Evaluator):
             reason = explain_refusal(error)
         # A mistake of the user's own raises here again, in plain PyTorch.
         result = self.sequential.map(population, function, inputs)
+        self._fall_back(reason)
+        return result
+
+    def fold(
+        self, population: Population, members: Sequence[int], checked: bool
+    ) -> Callable[..., Any]:
+        """All members at once, unless that fails on the first call."""
+        if self.reason is not None:
+            return self.sequential.fold(population, members, checked)
+        folded = self.batched.fold(population, members, checked)
+
+        def run(*args: Any) -> Any:
+            nonlocal folded
+            if self.reason is None:
+                try:
+                    return folded(*args)
+                except Exception as error:
+                    reason = explain_refusal(error)
+                folded = self.sequential.fold(population, members, checked)
+                result = folded(*args)
+                self._fall_back(reason)
+                return result
+            return folded(*args)
+
+        return run
+
+    def _fall_back(self, reason: str) -> None:
         self.reason = reason
         warnings.warn(
             f"the members are evaluated one after another, which is slow: {reason} "
             '(evaluation="sequential" chooses this without a warning)',
             EggrollWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-        return result
 
 
 # What torch says when an operation refuses to be batched → what the user can do about it.

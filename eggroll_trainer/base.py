@@ -308,6 +308,8 @@ class ESTrainer(ABC):
             if metrics["nonfinite"] < 1.0:
                 self.centre.step(update)
             metrics["best_fitness"] = self.best_fitness
+            if isinstance(self.fitness_fn, population_fitness):
+                metrics |= self.fitness_fn.complete(self.model)
             self._close()
             self.generation += 1
             self.history.append(metrics)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +16,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .batched_pass import BatchedPass
 from .errors import NotBatchableError
 from .evaluators import Evaluator, preserved
+from .folded import FoldedPass, check_alone
+from .graphs import trace
 from .inputs import Inputs
 from .lowrank import LowRankTensor, Trace
 from .noise import keyed_global_rng
 from .perturbations import Chunk
-from .population import Population
+from .population import Population, forward
 
 # The largest tensor of a chunk. On a CPU a pass over it should come from the cache, yet many calls
 # cost more than that; on a GPU it should fill the machine. Measured: benchmarks/chunks.py.
@@ -52,6 +54,7 @@ class BatchedEvaluator(Evaluator):
         self.chunk_size = chunk_size
         self.randomness = randomness
         self.seen = self.trace = Trace()
+        self.graphs: dict[Any, dict[Any, Callable[..., Any]]] = {}  # of folded passes, by modes
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Choose the chunk that another run chose, unless the user has said one."""
@@ -74,6 +77,39 @@ class BatchedEvaluator(Evaluator):
                     self.chunk_size = self._choose_size(population)
                 start = stop
         return results[0] if len(results) == 1 else tree_map(lambda *x: torch.cat(x), *results)
+
+    def fold(
+        self, population: Population, members: Sequence[int], checked: bool
+    ) -> Callable[..., Any]:
+        """All members in one pass, as a graph."""
+        owner = Owner(population.model, forward)
+        chunk = population.perturbations.select(members)
+
+        def run(weights: Any, args: tuple[Any, ...]) -> Any:
+            coefficients, full, shared = weights
+            dims = tree_map(lambda x: 0 if isinstance(x, Tensor) else None, args)
+            own = (coefficients, full, (*args, {}))
+            try:
+                return BatchedEvaluator.run_chunk(self, owner, own, (0, 0, (*dims, None)), shared)
+            finally:
+                owner.forget_stand_ins()
+
+        def check(args: Any, result: Any) -> None:
+            if checked:
+                check_alone(population, members, args, result)
+
+        return FoldedPass(
+            len(members),
+            _tensors(population, owner, chunk, len(members)),
+            run,
+            self.graph,
+            self.graphs.setdefault(owner.modes, {}),
+            check,
+        )
+
+    def graph(self, function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+        """A function of nested tensors as one of flat tensors."""
+        return trace(function, *args).forward
 
     def _size(self, population: Population) -> int:
         """Members of the next chunk: whole directions, the smallest number for the first one."""
@@ -232,6 +268,11 @@ class Owner(nn.Module):
             for prefix, module in places
             for name, buffer in module.named_buffers(recurse=False)
         ]
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Which modules are in training mode."""
+        return tuple(module.training for module in self.modules())
 
     def forward(self, *args: Any) -> Any:
         """Call the function on the model."""

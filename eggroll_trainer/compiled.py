@@ -7,17 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from .batched import BatchedEvaluator, Own, Owner, Shared
+from .graphs import signature, trace
 from .inputs import Inputs
-from .noise import keyed_global_rng
 from .population import Population
-
-# Products of so few factors are written out as sums, which the compiler fuses with what stands
-# around them: the bias, the activation. A batched product would be a pass of its own.
-FEW = 4
 
 
 class CompiledEvaluator(BatchedEvaluator):
@@ -33,7 +28,7 @@ class CompiledEvaluator(BatchedEvaluator):
     def __init__(self, chunk_size: int | None, randomness: str) -> None:
         super().__init__(chunk_size, randomness)
         self._function: Any = None
-        self._graphs: dict[Any, Callable[..., Any]] = {}
+        self._compiled: dict[Any, Callable[..., Any]] = {}
         self._odd = True
 
     def _run(
@@ -49,52 +44,19 @@ class CompiledEvaluator(BatchedEvaluator):
         if self._odd:
             return uncompiled(owner, own, dims, shared)
         if owner.function != self._function:
-            self._function, self._graphs = owner.function, {}
+            self._function, self._compiled = owner.function, {}
         leaves, spec = tree_flatten((own, shared))
-        modes = tuple(module.training for module in owner.modules())
-        key = (modes, str(dims), str(spec), *map(_signature, leaves))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if key not in self._graphs:
+        key = (owner.modes, str(dims), str(spec), signature(leaves))
+        if key not in self._compiled:
+            self._compiled[key] = self.graph(
+                lambda own, shared: uncompiled(owner, own, dims, shared), own, shared
+            )
+        return self._compiled[key](*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
 
-            def run(*given: Tensor) -> Any:
-                rest = iter(given)
-                filled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                own, shared = tree_unflatten(filled, spec)
-                return uncompiled(owner, own, dims, shared)
-
-            # Tracing runs the fitness; its random numbers must not be missing afterwards.
-            with keyed_global_rng(tensors[0].device, 0):
-                graph = make_fx(run, decomposition_table=DECOMPOSITIONS)(*tensors)
-            # Random numbers from torch's generators, which are seeded for each chunk.
-            options: dict[str, Any] = {"fallback_random": True}
-            self._graphs[key] = torch.compile(graph, dynamic=False, options=options)
-        return self._graphs[key](*tensors)
-
-
-def _signature(leaf: Any) -> Any:
-    """What a graph depends on: the make of a tensor, the value of anything else."""
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
-    return repr(leaf)
-
-
-def _accumulated(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Any:
-    """`baddbmm` as a sum of outer products, where there are few."""
-    if batch1.shape[2] > FEW or (beta, alpha) != (1, 1):
-        return NotImplemented
-    for j in range(batch1.shape[2]):
-        input = input + batch1[..., j : j + 1] * batch2[:, j : j + 1]
-    return input
-
-
-def _accumulated_in_place(input: Tensor, batch1: Tensor, batch2: Tensor, **scales: float) -> Any:
-    result = _accumulated(input, batch1, batch2, **scales)
-    return result if result is NotImplemented else input.copy_(result)
-
-
-DECOMPOSITIONS = {
-    torch.ops.aten.baddbmm.default: _accumulated,
-    torch.ops.aten.baddbmm_.default: _accumulated_in_place,
-}
+    def graph(self, function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+        """A function of nested tensors as a compiled one of flat tensors."""
+        # Random numbers from torch's generators, which are seeded for each chunk.
+        compiled: Callable[..., Any] = torch.compile(
+            trace(function, *args), dynamic=False, options={"fallback_random": True}
+        )
+        return compiled

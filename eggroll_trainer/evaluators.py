@@ -11,7 +11,7 @@ import contextlib
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .errors import FitnessError
+from .folded import in_turn
 from .inputs import Inputs
 from .lowrank import Trace
 from .noise import keyed_global_rng, seed_global_rng
@@ -62,6 +63,12 @@ class Evaluator(ABC):
             What it returns, each tensor or number stacked along a leading member axis.
         """
 
+    @abstractmethod
+    def fold(
+        self, population: Population, members: Sequence[int], checked: bool
+    ) -> Callable[..., Any]:
+        """The model as a function of rows, member after member in the batch axis: see `Folded`."""
+
 
 class SequentialEvaluator(Evaluator):
     """Each member's weights written into the model, one after another.
@@ -99,6 +106,12 @@ class SequentialEvaluator(Evaluator):
                     for name, parameter in targets.items():
                         parameter.copy_(centre[name])
         return _stack(results)
+
+    def fold(
+        self, population: Population, members: Sequence[int], checked: bool
+    ) -> Callable[..., Any]:
+        """The members' copies of the model, in turn."""
+        return in_turn(population, members)
 
 
 def _call(member: int, function: Callable[..., Any], *args: Any) -> Any:

@@ -124,6 +124,26 @@ class Perturbations(ABC):
     def chunk(self, start: int, stop: int) -> Chunk:
         """Members `start` to `stop`; both are multiples of `len(signs)`."""
 
+    def select(self, members: Sequence[int]) -> Chunk:
+        """Any members, each with a direction of its own unless all are asked for."""
+        everyone = self.chunk(0, self.population_size)
+        if members == range(self.population_size):
+            return everyone
+        s = len(self.signs)
+        directions = torch.tensor([index // s for index in members])
+        signs = torch.tensor([self.signs[index % s] for index in members])
+
+        def own(noise: Tensor) -> Tensor:
+            return noise[directions.to(noise.device)]
+
+        def signed(noise: Tensor) -> Tensor:
+            shape = (-1, *[1] * (noise.dim() - 1))
+            return own(noise) * signs.to(noise.device, noise.dtype).view(shape)
+
+        factors = {name: (signed(a), own(b)) for name, (a, b) in everyone.factors.items()}
+        full = {name: signed(noise) for name, noise in everyone.full.items()}
+        return Chunk((1.0,), factors, full)
+
     def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
         r"""Average the perturbations, each times its member's weight.
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .errors import AskTellError, ConfigurationError
+from .evaluators import Evaluator, preserved
+from .folded import Folded
 from .inputs import Inputs, MemberInputs
 from .noise import derive_seed
 from .perturbations import Perturbations
-
-if TYPE_CHECKING:
-    from .evaluators import Evaluator
 
 Result = TypeVar("Result")
 
@@ -40,6 +40,14 @@ class population_fitness(Generic[Result]):
     def __call__(self, *args: Any) -> Result:
         """Call the function."""
         return self.function(*args)
+
+    def complete(self, model: nn.Module) -> dict[str, float]:
+        """Called when a generation has been told, for a subclass that learns from what it saw.
+
+        Returns:
+            More metrics of the generation.
+        """
+        return {}
 
 
 class Population:
@@ -136,7 +144,35 @@ class Population:
             )
         inputs = MemberInputs((*args, kwargs), (*dims, None))
         inputs.check(len(self))
-        return self.map(_forward, inputs)
+        return self.map(forward, inputs)
+
+    @contextlib.contextmanager
+    def folded(self, checked: bool = True) -> Iterator[Folded]:
+        """Every member at once, laid out in the batch axis: for policies in a simulator.
+
+        What calls the model many times with control flow between, and rows of each member's own:
+        little is done in Python from one call to the next.
+
+        Args:
+            checked: Compare the first call with the members one by one. A model that draws random
+                numbers, of which each member has its own, cannot be compared.
+
+        Yields:
+            A callable: `policy(observations)` takes `(members · rows, …)`, member after member, and
+            each row meets its own member's weights. Gradients are off.
+
+        Example:
+            >>> @population_fitness
+            ... def fitness(population):
+            ...     state = torch.zeros(len(population), 3)
+            ...     with population.folded() as policy:
+            ...         for _ in range(10):
+            ...             state = state + policy(state)
+            ...     return -state.square().sum(dim=1)
+        """
+        self.centre()  # raises where the population has ended
+        with torch.no_grad(), preserved(self.model):
+            yield Folded(self, range(len(self)), checked)
 
     def map(self, function: Callable[..., Any], inputs: Inputs) -> Any:
         """Call `function(model, *arguments)` for every member; stack what it returns."""
@@ -145,7 +181,8 @@ class Population:
             return self.evaluator.map(self, function, inputs)
 
 
-def _forward(model: nn.Module, *args: Any) -> Any:
+def forward(model: nn.Module, *args: Any) -> Any:
+    """Call the model; the last argument holds those by keyword."""
     *positional, keywords = args
     return model(*positional, **keywords)
 

@@ -81,13 +81,13 @@ def test_a_run_is_the_same(kind: Any) -> None:
 def test_a_graph_for_each_shape_and_mode() -> None:
     made = trainer(compile=True, chunk_size=6, dropout=0.5)  # 6 members, and 2 as they are
     made.train(6, verbose=False)
-    assert len(made.evaluator._graphs) == 2
+    assert len(made.evaluator._compiled) == 2
     made.model.eval()
     made.step()
-    assert len(made.evaluator._graphs) == 3
+    assert len(made.evaluator._compiled) == 3
     made.fitness_fn = lambda m, batch: -m(batch[0]).square().mean()
     assert made.step()["mean_fitness"] != pytest.approx(made.history[-2]["mean_fitness"], rel=0.01)
-    assert len(made.evaluator._graphs) == 1, "those of another function are gone"
+    assert len(made.evaluator._compiled) == 1, "those of another function are gone"
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])

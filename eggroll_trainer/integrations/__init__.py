@@ -1,0 +1,1 @@
+"""What connects the trainers to simulators; each part needs an extra of its own."""
