@@ -52,7 +52,8 @@ class Worlds(ABC):
             actions: What the policies returned for them, `(n, …)`.
 
         Returns:
-            Observations `(n, …)`, rewards `(n,)`, terminated `(n,)` and truncated `(n,)`.
+            Observations `(n, …)`, rewards `(n,)`, terminated `(n,)` and truncated `(n,)`. A reward
+            of −inf says that the world broke down, and its member counts as the worst.
         """
 
     @abstractmethod
@@ -128,7 +129,7 @@ class Play:
             episodes.sums[ids] += shifted  # type: ignore[index]
             episodes.squares[ids] += shifted * shifted  # type: ignore[index]
         observations, rewards, terminated, truncated = self.worlds.step(ids, actions[here])
-        if not (np.isfinite(rewards).all() and np.isfinite(observations).all()):
+        if np.isnan(rewards).any() or not np.isfinite(observations).all():
             self._complain(ids, observations, rewards)
         episodes.returns[ids] += rewards
         episodes.lengths[ids] += 1
@@ -172,7 +173,7 @@ class Play:
         return f"member {self.policy.members[row // self.rows]}"
 
     def _complain(self, ids: Array, observations: Array, rewards: Array) -> None:
-        bad = ~(np.isfinite(rewards) & np.isfinite(observations).reshape(len(ids), -1).all(axis=1))
+        bad = np.isnan(rewards) | ~np.isfinite(observations).reshape(len(ids), -1).all(axis=1)
         first = np.flatnonzero(bad)[0]
         raise FitnessError(
             f"{self._name(ids[first])}: after {self.episodes.lengths[ids[first]]} steps the "

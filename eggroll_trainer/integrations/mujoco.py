@@ -1,0 +1,284 @@
+"""MuJoCo tasks, a whole population at once: `MujocoTask` and `MujocoReturn`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checks import check_integer
+from ..errors import ConfigurationError, EggrollWarning
+from .episodes import Array, EpisodeFitness, Worlds
+
+try:
+    import mujoco
+except ImportError as error:  # pragma: no cover - the message is what matters
+    raise ImportError('this needs MuJoCo: pip install "eggroll-trainer[rl]"') from error
+
+# Of each thread in a step: enough for threads to share out what takes longer.
+SLICES = 2
+
+
+@dataclass
+class State:
+    """The worlds at one moment, a row each.
+
+    Attributes:
+        time: Seconds since the episode began, `(n,)`.
+        qpos: Positions, `(n, nq)`.
+        qvel: Velocities, `(n, nv)`.
+        fields: The arrays of `MjData` that the task asked for: name → `(n, …)`. As in MuJoCo
+            itself, those that follow from the positions are one physics step behind.
+    """
+
+    time: Array
+    qpos: Array
+    qvel: Array
+    fields: dict[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.fields[name]
+
+
+class MujocoTask(ABC):
+    """A body and what it should do: subclass this to write one.
+
+    Everything is a function of many worlds at once, a row each, in NumPy.
+
+    Attributes:
+        xml: The model: a path, or MJCF itself.
+        frame_skip: Physics steps of one step of the policy.
+        max_steps: Steps of the policy in an episode.
+        fields: Names of further arrays of `MjData` that the task looks at, such as `"xpos"`.
+        noise: Bound of the uniform noise on the first positions and velocities.
+        model: The `MjModel`.
+        dt: Seconds of one step of the policy.
+    """
+
+    xml: str | Path
+    frame_skip: int = 5
+    max_steps: int = 1000
+    fields: tuple[str, ...] = ()
+    noise: float = 0.01
+
+    def __init__(self) -> None:
+        self.model = _load(self.xml)
+        self.dt = self.frame_skip * self.model.opt.timestep
+        self.start = mujoco.MjData(self.model)
+        mujoco.mj_forward(self.model, self.start)
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """The first positions `(nq,)` and velocities `(nv,)` of one episode."""
+        qpos = self.start.qpos + rng.uniform(-self.noise, self.noise, self.model.nq)
+        qvel = self.start.qvel + rng.uniform(-self.noise, self.noise, self.model.nv)
+        return qpos, qvel
+
+    @abstractmethod
+    def observe(self, state: State) -> Array:
+        """What the policies see, `(n, …)`."""
+
+    @abstractmethod
+    def reward(self, before: State, action: Array, after: State) -> Array:
+        """Of a step, `(n,)`; actions are `(n, nu)`."""
+
+    def terminated(self, state: State) -> Array:
+        """Whether episodes have ended before their time, `(n,)`: never, unless you say so."""
+        return np.zeros(len(state.qpos), dtype=bool)
+
+    @property
+    def observation_size(self) -> int:
+        """Numbers in an observation."""
+        worlds = MujocoWorlds(self, threads=1)
+        try:
+            return int(worlds.reset([0]).shape[1])
+        finally:
+            worlds.close()
+
+    @property
+    def action_size(self) -> int:
+        """Numbers in an action."""
+        return int(self.model.nu)
+
+    @property
+    def action_range(self) -> tuple[Array, Array]:
+        """Lowest and highest actions, `(nu,)` each: `ctrlrange`."""
+        low, high = self.model.actuator_ctrlrange.T.astype(np.float32)
+        free = ~self.model.actuator_ctrllimited.astype(bool)
+        return np.where(free, -np.inf, low), np.where(free, np.inf, high)
+
+
+class MujocoReturn(EpisodeFitness):
+    """The mean return of episodes of a MuJoCo task.
+
+    Args:
+        task: The task, or the name of one that is shipped, such as `"HalfCheetah"`.
+        episodes: Of each member, each generation.
+        max_steps: As for `EpisodeFitness`; None is the task's.
+        common_seeds: As for `EpisodeFitness`.
+        threads: That step the worlds; None is one for each core.
+    """
+
+    def __init__(
+        self,
+        task: MujocoTask | str,
+        episodes: int = 1,
+        max_steps: int | Callable[[int], int] | None = None,
+        common_seeds: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        if isinstance(task, str):
+            from .mujoco_tasks import make_task
+
+            task = make_task(task)
+        if not isinstance(task, MujocoTask):
+            raise ConfigurationError(f"task={task!r}: expected a MujocoTask, or the name of one")
+        if threads is not None:
+            check_integer("threads", threads, at_least=1)
+        self.task = task
+        self._threads = threads or os.cpu_count() or 1
+        super().__init__(self._worlds_of_task, episodes, max_steps, common_seeds)
+
+    def _worlds_of_task(self) -> Worlds:
+        return MujocoWorlds(self.task, self._threads)
+
+
+class MujocoWorlds(Worlds):
+    """As many worlds of a task as are wanted, each with an `MjData` of its own.
+
+    So a world carries everything from step to step that MuJoCo does, the solver's warm start too,
+    and comes out as if it were alone. (`mujoco.rollout` starts its solver afresh with each call.)
+    The physics runs in threads, outside Python's lock.
+
+    Args:
+        task: The task.
+        threads: How many.
+    """
+
+    def __init__(self, task: MujocoTask, threads: int) -> None:
+        self.task, self.threads = task, threads
+        self.low, self.high = task.action_range
+        self.pool = ThreadPoolExecutor(threads)
+        self.spec = int(
+            mujoco.mjtState.mjSTATE_TIME
+            | mujoco.mjtState.mjSTATE_QPOS
+            | mujoco.mjtState.mjSTATE_QVEL
+        )
+        self.forces = "cfrc_ext" in task.fields or "cacc" in task.fields
+        self.data: list[Any] = []
+        self.ctrl: list[Array] = []
+        self.fields: dict[str, list[Array]] = {name: [] for name in task.fields}
+        self.numbers = np.empty((0, 0))
+        self.rows: list[Array] = []
+        self.state = State(np.empty(0), np.empty(0), np.empty(0), {})
+        self.lengths = np.empty(0, dtype=int)
+
+    def reset(self, seeds: Sequence[int]) -> Array:
+        """Begin an episode in each world."""
+        model, n = self.task.model, len(seeds)
+        self._make(n)
+        for i, seed in enumerate(seeds):
+            data = self.data[i]
+            mujoco.mj_resetData(model, data)
+            data.qpos[:], data.qvel[:] = self.task.initial(np.random.default_rng(seed))
+        self._in_threads(np.arange(n), self._forward)
+        self.lengths = np.zeros(n, dtype=int)
+        self.state = self._read(np.arange(n))
+        return self.task.observe(self.state)
+
+    def step(self, worlds: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
+        """Step some of them; an unstable one ends, with the reward −inf."""
+        if actions.shape[1:] != self.low.shape:
+            raise ConfigurationError(
+                f"the policy returns {actions.shape[1:]} for each observation, and the task has "
+                f"{len(self.low)} actuators"
+            )
+        actions = np.clip(actions, self.low, self.high).astype(np.float32)
+        for i, action in zip(worlds, actions, strict=True):
+            self.ctrl[i][:] = action
+        self._in_threads(worlds, self._step)
+        before, after = _some(self.state, worlds), self._read(worlds)
+        unstable = after.time < before.time + 0.5 * self.task.dt  # MuJoCo has reset itself
+        rewards = np.asarray(self.task.reward(before, actions, after), dtype=float)
+        terminated = np.asarray(self.task.terminated(after)) | unstable
+        if unstable.any():
+            warnings.warn(
+                f"the simulation of {type(self.task).__name__} became unstable in "
+                f"{unstable.sum()} worlds: their members count as the worst",
+                EggrollWarning,
+                stacklevel=2,
+            )
+            rewards[unstable] = -np.inf
+        _write(self.state, worlds, after)
+        self.lengths[worlds] += 1
+        truncated = self.lengths[worlds] >= self.task.max_steps
+        return self.task.observe(after), rewards, terminated, truncated
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.shutdown()
+
+    def _make(self, count: int) -> None:
+        """Have at least so many worlds."""
+        model = self.task.model
+        for _ in range(len(self.data), count):
+            data = mujoco.MjData(model)
+            self.data.append(data)
+            self.ctrl.append(data.ctrl)
+            for name, views in self.fields.items():
+                views.append(getattr(data, name))
+        if len(self.rows) < count:
+            self.numbers = np.empty((count, mujoco.mj_stateSize(model, self.spec)))
+            self.rows = list(self.numbers)
+
+    def _in_threads(self, worlds: Array, work: Callable[[list[int]], None]) -> None:
+        parts = np.array_split(worlds, min(len(worlds), SLICES * self.threads))
+        for _ in self.pool.map(work, [part.tolist() for part in parts]):
+            pass
+
+    def _forward(self, worlds: list[int]) -> None:
+        for i in worlds:
+            mujoco.mj_forward(self.task.model, self.data[i])
+            mujoco.mj_getState(self.task.model, self.data[i], self.rows[i], self.spec)
+
+    def _step(self, worlds: list[int]) -> None:
+        model, skip, spec = self.task.model, self.task.frame_skip, self.spec
+        step, get_state = mujoco.mj_step, mujoco.mj_getState
+        for i in worlds:
+            data = self.data[i]
+            step(model, data, skip)
+            if self.forces:
+                mujoco.mj_rnePostConstraint(model, data)
+            get_state(model, data, self.rows[i], spec)
+
+    def _read(self, worlds: Array) -> State:
+        nq = self.task.model.nq
+        numbers = self.numbers[worlds]
+        fields = {name: np.stack([views[i] for i in worlds]) for name, views in self.fields.items()}
+        return State(numbers[:, 0], numbers[:, 1 : 1 + nq], numbers[:, 1 + nq :], fields)
+
+
+def _some(state: State, worlds: Array) -> State:
+    fields = {name: array[worlds] for name, array in state.fields.items()}
+    return State(state.time[worlds], state.qpos[worlds], state.qvel[worlds], fields)
+
+
+def _write(state: State, worlds: Array, new: State) -> None:
+    state.time[worlds], state.qpos[worlds], state.qvel[worlds] = new.time, new.qpos, new.qvel
+    for name, array in state.fields.items():
+        array[worlds] = new.fields[name]
+
+
+def _load(xml: str | Path) -> Any:
+    try:
+        if str(xml).lstrip().startswith("<"):
+            return mujoco.MjModel.from_xml_string(str(xml))
+        return mujoco.MjModel.from_xml_path(str(xml))
+    except ValueError as error:
+        raise ConfigurationError(f"the model cannot be read: {error}") from error
