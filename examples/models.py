@@ -38,11 +38,11 @@ def cnn(channels: int = 8) -> nn.Sequential:
 
 
 class PatchTransformer(nn.Module):
-    """A small vision Transformer for images `(B, 1, 14, 14)`: patches, one or more blocks, mean."""
+    """A small vision Transformer for images `(B, 1, 14, 14)`: 3 × 3 patches, blocks, their mean."""
 
     def __init__(self, width: int = 32, heads: int = 4, blocks: int = 1) -> None:
         super().__init__()
-        self.embed = nn.Sequential(Patches(size=4, stride=5), nn.Linear(16, width))
+        self.embed = nn.Sequential(Patches(size=6, stride=4), nn.Linear(36, width))
         self.position = nn.Parameter(0.02 * torch.randn(9, width))
         block = nn.TransformerEncoderLayer(
             width, heads, dim_feedforward=2 * width, dropout=0.0, batch_first=True, norm_first=True

@@ -39,7 +39,13 @@ EGGROLL = {
 }
 # The dense trainer compiles too, where that makes it faster.
 VANILLA = {"MLP": {"compile": True}, "CNN": {}, "Transformer": {"compile": True}}
-ES_RATES = (0.007, 0.02, 0.06)
+# Where the sweeps of both begin. A step of noise is larger than one of signal in most directions:
+# the more parameters and the longer the run, the less it may be.
+ES_RATES = {
+    "MLP": (0.007, 0.02, 0.06),
+    "CNN": (0.007, 0.02, 0.06),
+    "Transformer": (0.003, 0.01, 0.03),
+}
 
 
 def make_tasks(images: Data) -> list[Task]:
@@ -67,9 +73,10 @@ def main() -> None:
         methods: dict[str, Any] = {}
         eggroll = EGGROLL[task.name]
         dense = replace(eggroll, trainer=VanillaESTrainer, options=VANILLA[task.name])
-        evolution = {"EGGROLL": (eggroll, ES_RATES), "Vanilla ES": (dense, ES_RATES)}
-        for name, (method, rates) in (evolution | BASELINES).items():
-            methods[name], found = sweep(task, name, method, budget / 6, rates)
+        rates = ES_RATES[task.name]
+        evolution = {"EGGROLL": (eggroll, rates), "Vanilla ES": (dense, rates)}
+        for name, (method, begin) in (evolution | BASELINES).items():
+            methods[name], found = sweep(task, name, method, budget / 4, begin)
             sweeps[f"{task.name}, {name}"] = found
         runs += compare([task], methods, budget, seeds).runs
     comparison = Comparison(budget, runs)
