@@ -4,7 +4,7 @@
 `ESTrainer` the base of your own.
 """
 
-from . import fitness
+from . import fitness, policies
 from .base import ESTrainer
 from .callbacks import Callback, Checkpoint, EarlyStopping, Evaluate
 from .eggroll import EGGROLLTrainer
@@ -21,9 +21,10 @@ from .errors import (
 )
 from .explain import Report
 from .loggers import CSVLogger, JSONLogger, Logger, TensorBoardLogger, WandbLogger
+from .optimizers import ClipUp
 from .population import Population, population_fitness
 from .progress import ProgressBar
-from .shaping import centered_rank, standardize
+from .shaping import centered_rank, standardize, top_directions
 from .vanilla import VanillaESTrainer
 
 __version__ = "0.2.0"
@@ -34,6 +35,7 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointError",
+    "ClipUp",
     "ConfigurationError",
     "EGGROLLTrainer",
     "ESTrainer",
@@ -56,6 +58,8 @@ __all__ = [
     "__version__",
     "centered_rank",
     "fitness",
+    "policies",
     "population_fitness",
     "standardize",
+    "top_directions",
 ]

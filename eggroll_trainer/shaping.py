@@ -64,6 +64,34 @@ def raw(fitnesses: Tensor, group_size: int = 0) -> Tensor:
     return fitnesses
 
 
+def top_directions(share: float) -> Shaping:
+    r"""Only the best antithetic pairs count, and their own deviation is the scale (ARS).
+
+    A pair is as good as the better one of its two members. With $b$ pairs kept of $N$ members, the
+    weights are $w_i = \sqrt{N / 2b} \, (f_i - \bar f) / \operatorname{std}(f)$ over the kept
+    ones, and 0 for the others: so a step in pure noise is as long as with `standardize`. ARS's own
+    step size (arXiv:1803.07055, section 3) is `α = learning_rate · σ · √(b / 2)`.
+
+    Args:
+        share: Of the pairs that are kept, above 0 and at most 1. For `noise_reuse=2` alone.
+
+    Returns:
+        A shaping: fitnesses to weights, `(population_size,)`.
+    """
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"share={share}: expected a number above 0 and at most 1")
+
+    def shape(fitnesses: Tensor) -> Tensor:
+        pairs = fitnesses.view(-1, 2)
+        kept = max(1, round(share * len(pairs)))
+        best = pairs.amax(dim=1).topk(kept).indices
+        weights = torch.zeros_like(pairs)
+        weights[best] = standardize(pairs[best].view(-1)).view(-1, 2) * (len(pairs) / kept) ** 0.5
+        return weights.view(-1)
+
+    return shape
+
+
 SHAPINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "standardize": standardize,
     "centered_rank": centered_rank,

@@ -22,6 +22,7 @@ MODULES = [
     importlib.import_module(f"eggroll_trainer.{module.name}")
     for module in pkgutil.iter_modules(eggroll_trainer.__path__)
 ]
+INTEGRATIONS = ("gymnasium", "mujoco")
 PAGES = sorted(
     page
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
@@ -37,6 +38,7 @@ def test_public_names_are_frozen() -> None:
         "Callback",
         "Checkpoint",
         "CheckpointError",
+        "ClipUp",
         "ConfigurationError",
         "EGGROLLTrainer",
         "ESTrainer",
@@ -59,8 +61,10 @@ def test_public_names_are_frozen() -> None:
         "__version__",
         "centered_rank",
         "fitness",
+        "policies",
         "population_fitness",
         "standardize",
+        "top_directions",
     ]
     for name in eggroll_trainer.__all__:
         assert inspect.getdoc(getattr(eggroll_trainer, name))
@@ -97,7 +101,8 @@ def test_typed() -> None:
 def test_the_core_imports_no_extra() -> None:
     code = (
         "import sys, eggroll_trainer\n"
-        "extras = {'matplotlib', 'sklearn', 'tensorboard', 'wandb'} & set(sys.modules)\n"
+        "extras = {'gymnasium', 'matplotlib', 'mujoco', 'sklearn', 'tensorboard', 'wandb'}\n"
+        "extras &= set(sys.modules)\n"
         "sys.exit(str(extras) if extras else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -136,6 +141,18 @@ def test_docstring_examples(module: Any) -> None:
     torch.manual_seed(0)
     names = {"torch": torch, **{n: getattr(eggroll_trainer, n) for n in eggroll_trainer.__all__}}
     results = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_docstring_examples_of_integrations(name: str) -> None:
+    pytest.importorskip(name)
+    from eggroll_trainer.policies import Policy
+
+    module = importlib.import_module(f"eggroll_trainer.integrations.{name}")
+    names = {"EGGROLLTrainer": eggroll_trainer.EGGROLLTrainer, "Policy": Policy}
+    results = doctest.testmod(module, extraglobs=names)
+    assert results.attempted > 0
     assert results.failed == 0
 
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eggroll_trainer import EGGROLLTrainer, centered_rank, standardize
+from eggroll_trainer import (
+    ConfigurationError,
+    EGGROLLTrainer,
+    centered_rank,
+    standardize,
+    top_directions,
+)
 from eggroll_trainer.shaping import replace_nonfinite
 
 SHAPINGS = pytest.mark.parametrize("shape", [standardize, centered_rank])
@@ -137,3 +143,27 @@ def test_a_large_offset_costs_no_ranks() -> None:
     trainer.tell([1e9 + i / 8 for i in range(8)])
     assert not torch.equal(flat(trainer), before)
     assert trainer.history[0]["std_fitness"] > 0.1
+
+
+def test_top_directions_by_hand() -> None:
+    """The pairs of 9 and of 7 are the best two of four; their own deviation counts."""
+    f = f64(1, 2, 9, 0, 3, 3, 7, 6)
+    kept = f64(9, 0, 7, 6)
+    z = (kept - kept.mean()) / kept.std(correction=0) * 2**0.5
+    expected = torch.cat([torch.zeros(2).double(), z[:2], torch.zeros(2).double(), z[2:]])
+    torch.testing.assert_close(top_directions(0.5)(f), expected)
+    torch.testing.assert_close(top_directions(1.0)(f), standardize(f))
+    assert top_directions(0.01)(f).count_nonzero() == 2
+    assert not top_directions(0.5)(torch.ones(8)).any()
+
+
+def test_top_directions_are_as_long_as_standardize_in_noise() -> None:
+    f = torch.randn(4096, dtype=torch.float64)
+    for share in (0.1, 0.5):
+        assert top_directions(share)(f).norm().item() == pytest.approx(64)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_shares_that_are_wrong(share: float) -> None:
+    with pytest.raises(ConfigurationError, match="share="):
+        top_directions(share)

@@ -123,6 +123,13 @@ class MujocoReturn(EpisodeFitness):
         max_steps: As for `EpisodeFitness`; None is the task's.
         common_seeds: As for `EpisodeFitness`.
         threads: That step the worlds; None is one for each core.
+
+    Example:
+        >>> fitness = MujocoReturn("HalfCheetah", max_steps=10)
+        >>> policy = Policy(fitness.task.observation_size, fitness.task.action_size)
+        >>> trainer = EGGROLLTrainer(policy.parameters(), policy, fitness, 8, seed=0)
+        >>> result = trainer.train(2, verbose=False)
+        >>> fitness.close()
     """
 
     def __init__(
