@@ -1,0 +1,83 @@
+"""Pictures of a policy in a MuJoCo task; they need no display."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ConfigurationError
+from .episodes import Alone, Array, Play
+from .mujoco import MujocoTask, MujocoWorlds, mujoco
+
+
+def film(
+    task: MujocoTask,
+    policy: torch.nn.Module,
+    seed: int = 0,
+    steps: int = 300,
+    every: int = 2,
+    size: tuple[int, int] = (480, 320),
+    camera: str | int | None = None,
+    distance: float = 3.5,
+) -> Array:
+    """Play an episode and take pictures of it.
+
+    Args:
+        task: The task.
+        policy: As for `MujocoReturn`.
+        seed: Of the episode.
+        steps: Steps of the policy, at most.
+        every: A picture after so many steps; the first is that of the beginning.
+        size: Of a picture, width and height in pixels.
+        camera: A camera of the model's; None follows the first body from the side.
+        distance: Of that one, in metres.
+
+    Returns:
+        `(pictures, height, width, 3)`, 8 bits.
+
+    Raises:
+        ConfigurationError: If there is no way to draw here.
+    """
+    renderer = _renderer(task, size)
+    view = _following(distance) if camera is None else camera
+    worlds = MujocoWorlds(task, threads=1)
+    try:
+        with torch.no_grad():
+            play = Play(Alone(policy), worlds, np.array([[seed]]))
+            pictures = []
+            for step in range(steps):
+                if step % every == 0:
+                    renderer.update_scene(worlds.data[0], view)
+                    pictures.append(renderer.render().copy())
+                play.run(1)
+                if not play.alive.any():
+                    break
+    finally:
+        worlds.close()
+        renderer.close()
+    return np.stack(pictures)
+
+
+def _following(distance: float) -> Any:
+    """A camera at the side of the first body, which moves with it."""
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+    camera.trackbodyid = 1
+    camera.distance = distance
+    camera.azimuth, camera.elevation = 90, -15
+    return camera
+
+
+def _renderer(task: MujocoTask, size: tuple[int, int]) -> Any:
+    make: Callable[..., Any] = mujoco.Renderer
+    try:
+        return make(task.model, height=size[1], width=size[0])
+    except Exception as error:
+        raise ConfigurationError(
+            f"MuJoCo cannot draw here ({type(error).__name__}: {error}). On a machine without a "
+            "display, set the environment variable MUJOCO_GL=egl (or osmesa, in software) before "
+            "mujoco is imported, and install that library"
+        ) from error

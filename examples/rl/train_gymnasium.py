@@ -1,0 +1,47 @@
+"""A policy for a gymnasium environment, in seconds.
+
+python examples/rl/train_gymnasium.py --env CartPole-v1 --minutes 0.5
+python examples/rl/train_gymnasium.py --env Pendulum-v1 --minutes 2 --workers 2
+"""
+
+from __future__ import annotations
+
+import gymnasium
+from training import Settings, parser, save, seeded, train
+
+from eggroll_trainer.integrations.gymnasium import EpisodeReturn
+from eggroll_trainer.policies import Policy
+
+SETTINGS = {
+    "CartPole-v1": Settings(population_size=32, sigma=0.3, hidden=(16,)),
+    "Pendulum-v1": Settings(population_size=64, sigma=0.2, hidden=(16,), episodes=4),
+}
+
+
+def make_policy(env_id: str, hidden: tuple[int, ...]) -> Policy:
+    """For the environment's own spaces; bounded actions by tanh."""
+    env = gymnasium.make(env_id)
+    observations = gymnasium.spaces.flatdim(env.observation_space)
+    space = env.action_space
+    env.close()
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Policy(observations, int(space.n), hidden, discrete=True)
+    return Policy(observations, space.shape[0], hidden, low=space.low, high=space.high)
+
+
+def main() -> None:
+    options = parser(__doc__, minutes=0.5, out="gymnasium")
+    options.add_argument("--env", default="CartPole-v1", help="an id of gymnasium")
+    options.add_argument("--workers", type=int, default=0, help="processes; 0 uses this one")
+    args = options.parse_args()
+    settings = SETTINGS.get(args.env, Settings())
+    policy = seeded(args.seed, lambda: make_policy(args.env, settings.hidden))
+    fitness = EpisodeReturn(args.env, episodes=settings.episodes, workers=args.workers)
+    _, clock = train(policy, fitness, settings, 60 * args.minutes, args.seed)
+    returns = fitness.evaluate(policy, 20).returns
+    fitness.close()
+    save(args.out, policy, clock, returns, args.env, seed=args.seed, settings=str(settings))
+
+
+if __name__ == "__main__":
+    main()
