@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import multiprocessing
 from typing import Any
 
 import gymnasium
@@ -61,7 +63,7 @@ def mujoco_row(name: str, members: int, threads: int, seconds: float) -> list[st
         fitness = MujocoReturn(task, threads=threads)
         trainer = EGGROLLTrainer(policy.parameters(), policy, fitness, members, sigma=0.1, seed=0)
         population = trainer.ask()
-        contestants[title] = lambda f=fitness, p=population: f(p)
+        contestants[title] = functools.partial(fitness, population)
     rng = np.random.default_rng(0)
     actions = rng.uniform(-0.4, 0.4, (STEPS, members, task.action_size))
     contestants["bare"] = bare(MujocoWorlds(task, threads), members, actions, threads)
@@ -99,7 +101,8 @@ def gymnasium_report(workers: int, seconds: float, envs: int = 32) -> str:
             for process in processes:
                 process.wait()
 
-        times = medians({"bare": alone, "ours": lambda p=population: fitness(p)}, seconds)
+        ours = functools.partial(fitness, population)
+        times = medians({"bare": alone, "ours": ours}, seconds)
         for process in processes:
             process.close()
         fitness.close()
@@ -127,8 +130,6 @@ class Stepping:
     """A process that steps a `SyncVectorEnv` with small random actions when it is told to."""
 
     def __init__(self, env_id: str, count: int) -> None:
-        import multiprocessing
-
         self.here, there = multiprocessing.Pipe()
         self.process = multiprocessing.Process(
             target=_step_when_told, args=(there, env_id, count), daemon=True
@@ -136,12 +137,15 @@ class Stepping:
         self.process.start()
 
     def begin(self) -> None:
+        """Start stepping."""
         self.here.send(STEPS)
 
     def wait(self) -> None:
+        """Until it is done."""
         self.here.recv()
 
     def close(self) -> None:
+        """End the process."""
         self.here.send(0)
         self.process.join()
 

@@ -1,6 +1,7 @@
-"""A body learns to move: one of gymnasium's MuJoCo tasks, in minutes.
+"""A body learns to move: one of gymnasium's MuJoCo tasks, or one of your own, in minutes.
 
     python examples/rl/train_mujoco.py --task HalfCheetah --minutes 15
+    python examples/rl/train_mujoco.py --task examples/animals_3d/scenes.py:Dog --minutes 15
 
 Writes the policy, its learning curve, a strip of pictures and an animation.
 """
@@ -11,6 +12,7 @@ import os
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a display; before mujoco is imported
 
+import runpy
 from dataclasses import replace
 
 import imageio.v3 as imageio
@@ -40,9 +42,15 @@ SETTINGS = {
 NO_BONUS = ("Hopper",)
 
 
+def load_task(name: str) -> MujocoTask:
+    """A task that is shipped, by name; or `FILE.py:CLASS`."""
+    file, _, wanted = name.rpartition(":")
+    return runpy.run_path(file)[wanted]() if file else make_task(name)
+
+
 def tasks(name: str) -> tuple[MujocoTask, MujocoTask]:
     """The task as it is trained, and as it is."""
-    real, trained = make_task(name), make_task(name)
+    trained, real = load_task(name), load_task(name)
     if name in NO_BONUS:
         trained.healthy_reward = 0.0
     return trained, real
@@ -50,10 +58,12 @@ def tasks(name: str) -> tuple[MujocoTask, MujocoTask]:
 
 def main() -> None:
     options = parser(__doc__, minutes=15, out="mujoco")
-    options.add_argument("--task", choices=tuple(TASKS), default="HalfCheetah")
+    options.add_argument(
+        "--task", default="HalfCheetah", help=f"{', '.join(TASKS)}, or FILE.py:CLASS"
+    )
     options.add_argument("--population", type=int, help="members, if others than the table's")
     args = options.parse_args()
-    settings = SETTINGS[args.task]
+    settings = SETTINGS.get(args.task, Settings(population_size=128))
     if args.population:
         settings = replace(settings, population_size=args.population)
     trained, real = tasks(args.task)
@@ -63,7 +73,8 @@ def main() -> None:
     judge = MujocoReturn(real)
     _, clock = train(policy, fitness, settings, 60 * args.minutes, args.seed, judge)
     returns = judge.evaluate(policy, 20).returns
-    save(args.out, policy, clock, returns, args.task, seed=args.seed, settings=str(settings))
+    title = args.task.rpartition(":")[2]
+    save(args.out, policy, clock, returns, title, seed=args.seed, settings=str(settings))
     pictures = film(real, policy, steps=400, every=2)
     imageio.imwrite(args.out / "film.gif", pictures[:, ::2, ::2], loop=0, duration=40)
     some = np.linspace(0, len(pictures) - 1, 6).astype(int)
