@@ -272,9 +272,9 @@ class Comparison:
         """Test error of each method against what was spent: medians, and bands of all seeds."""
         for method in dict(pair[::-1] for pair in self.pairs if pair[0] == task):
             curves = [run.curve for run in self.of(task, method)]
-            last = min(curve[-1][currency] for curve in curves)
-            first = max(curve[1][currency] for curve in curves)
-            grid = np.geomspace(first, max(first, last), 60)
+            first = min(curve[1][currency] for curve in curves)
+            last = statistics.median(curve[-1][currency] for curve in curves)
+            grid = np.geomspace(first, last, 60)
             errors = 100 * np.array(
                 [
                     np.interp(grid, [p[currency] for p in c], [1 - p["accuracy"] for p in c])
