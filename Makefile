@@ -47,7 +47,7 @@ figures: $(STAMP) ## the figures and numbers of every example, into docs/images 
 	@$(BIN)/python examples/mnist_comparison.py --seconds 60 --seeds 3 \
 		--out docs/images/mnist_comparison $(DATA)
 	@$(BIN)/python examples/nondifferentiable.py --seconds 30 --out docs/images/nondifferentiable $(DATA)
-	@$(BIN)/python examples/run_all_comparisons.py --seconds 60 \
+	@$(BIN)/python examples/run_all_comparisons.py --seconds 120 --compile \
 		--out docs/images/run_all_comparisons $(DATA)
 
 search: $(STAMP) ## the settings that docs/choosing.md reports, tried again (15 minutes)

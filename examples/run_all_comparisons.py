@@ -29,16 +29,11 @@ from eggroll_trainer import VanillaESTrainer
 # Batches are small: with thousands of parameters to a member the noise of the perturbations
 # outweighs the noise of the batch, and more generations beat more examples.
 EGGROLL = {
-    "MLP": Evolution(population_size=1024, batch_size=64, options={"compile": True}),
-    "CNN": Evolution(
-        population_size=1024, batch_size=32, options={"compile": True, "matricize": True}
-    ),
-    "Transformer": Evolution(
-        population_size=512, batch_size=16, sigma=0.02, options={"compile": True}
-    ),
+    "MLP": Evolution(population_size=1024, batch_size=64),
+    "CNN": Evolution(population_size=1024, batch_size=32, options={"matricize": True}),
+    "Transformer": Evolution(population_size=512, batch_size=16, sigma=0.02),
 }
-# The dense trainer compiles too, where that makes it faster.
-VANILLA = {"MLP": {"compile": True}, "CNN": {}, "Transformer": {"compile": True}}
+COMPILED = ("MLP", "Transformer")  # where compiling makes the dense trainer faster, too
 # Where the sweeps of both begin. A step of noise is larger than one of signal in most directions:
 # the more parameters and the longer the run, the less it may be.
 ES_RATES = {
@@ -58,10 +53,29 @@ def make_tasks(images: Data) -> list[Task]:
     ]
 
 
+def strategies(network: str, compiled: bool) -> dict[str, Any]:
+    """EGGROLL and dense ES, alike but for their noise, and the learning rates to begin with."""
+    eggroll = EGGROLL[network]
+    dense = {"compile": compiled and network in COMPILED}
+    return {
+        "EGGROLL": (
+            replace(eggroll, options={**eggroll.options, "compile": compiled}),
+            ES_RATES[network],
+        ),
+        "Vanilla ES": (
+            replace(eggroll, trainer=VanillaESTrainer, options=dense),
+            ES_RATES[network],
+        ),
+    }
+
+
 def main() -> None:
     options = parser(__doc__, seconds=60, out="run_all_comparisons")
     options.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
     options.add_argument("--only", choices=tuple(EGGROLL), help="one of the networks")
+    options.add_argument(
+        "--compile", action="store_true", help="twice as fast; needs a C++ compiler"
+    )
     args = options.parse_args()
     tasks = make_tasks(load_images(args.dataset, args.data_dir))
     tasks = [task for task in tasks if args.only in (None, task.name)]
@@ -71,10 +85,7 @@ def main() -> None:
     for task in tasks:
         print(f"{task.name}: {size(task.model(0)):,} parameters; {task.data}")
         methods: dict[str, Any] = {}
-        eggroll = EGGROLL[task.name]
-        dense = replace(eggroll, trainer=VanillaESTrainer, options=VANILLA[task.name])
-        rates = ES_RATES[task.name]
-        evolution = {"EGGROLL": (eggroll, rates), "Vanilla ES": (dense, rates)}
+        evolution = strategies(task.name, args.compile)
         for name, (method, begin) in (evolution | BASELINES).items():
             methods[name], found = sweep(task, name, method, budget / 4, begin)
             sweeps[f"{task.name}, {name}"] = found
