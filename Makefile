@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples mnist figures test bench search lint clean
+.PHONY: help setup demo examples mnist figures rl-demo test bench search lint clean
 
 help: ## show this list
 	@echo "Eggroll Trainer. Targets:"
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10 | sed 's/^/  make /'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10 | sed 's/^/  make /'
 
 setup: $(STAMP) ## virtual environment with the tested versions (CPU torch)
 
@@ -49,6 +49,9 @@ figures: $(STAMP) ## the figures and numbers of every example, into docs/images 
 	@$(BIN)/python examples/nondifferentiable.py --seconds 30 --out docs/images/nondifferentiable $(DATA)
 	@$(BIN)/python examples/run_all_comparisons.py --seconds 120 --compile \
 		--out docs/images/run_all_comparisons $(DATA)
+
+rl-demo: $(STAMP) ## a HalfCheetah learns to run, with pictures (three minutes)
+	@$(BIN)/python examples/rl/train_mujoco.py --task HalfCheetah --minutes 2.4 --out results/rl-demo
 
 search: $(STAMP) ## the settings that docs/choosing.md reports, tried again (15 minutes)
 	@$(BIN)/python benchmarks/mnist_search.py $(DATA)

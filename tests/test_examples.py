@@ -11,13 +11,20 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "rl"))
 import basic_example
 import comparison_framework
 import custom_algorithm
 import mnist_comparison
 import nondifferentiable
 import run_all_comparisons
+import train_gymnasium
+import train_mujoco
 import utils
+
+from eggroll_trainer.policies import Policy
+
+SCENES = Path(__file__).parent.parent / "examples" / "animals_3d" / "scenes.py"
 
 
 def test_snes_behaves_as_published() -> None:
@@ -85,3 +92,27 @@ def test_the_others_as_programs(name: str, tmp_path: Path, monkeypatch: Any, cap
     assert all(0.0 <= run["curve"][-1]["accuracy"] <= 1.0 for run in runs)
     best = max(run["curve"][-1]["accuracy"] for run in runs)
     assert best > 0.5, "gradients, at least, learn something in this time"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # gymnasium's models
+@pytest.mark.parametrize(
+    ("program", "options", "files"),
+    [
+        (train_gymnasium, "--env Pendulum-v1", ""),
+        (train_mujoco, "--task Swimmer --population 8", "film.gif strip.png"),
+        (train_mujoco, f"--task {SCENES}:Fish --population 8", "film.gif strip.png"),
+    ],
+)
+def test_policies_as_programs(
+    program: Any, options: str, files: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    given = f"program --minutes 0.02 --out {out} {options}"
+    monkeypatch.setattr(sys, "argv", given.split())
+    program.main()
+    assert "unseen episodes" in capsys.readouterr().out
+    expected = {"policy.pt", "results.json", "curve.png", *files.split()}
+    assert {p.name for p in out.iterdir()} == expected
+    assert json.loads((out / "results.json").read_text())["steps"] > 0
+    Policy.load(out / "policy.pt")
