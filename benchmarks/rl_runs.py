@@ -1,6 +1,6 @@
 """Every MuJoCo task, several seeds, so many minutes each: the table of `examples/rl/README.md`.
 
-Hours of compute. It may be stopped and started again: a run whose numbers are there is not repeated.
+Hours of compute. It may be stopped and started again: runs whose numbers are there stay.
 
     python benchmarks/rl_runs.py --minutes 15 --seeds 3
 """
