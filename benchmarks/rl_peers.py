@@ -1,0 +1,166 @@
+"""EGGROLL beside ARS and PPO of Stable-Baselines3, at equal wall-clock, on three MuJoCo tasks.
+
+    pip install "eggroll-trainer[peers]"
+    python benchmarks/rl_peers.py --minutes 15 --seeds 3
+
+ARS and PPO are sb3-contrib's and Stable-Baselines3's, with the settings that RL Baselines3 Zoo
+recommends for each task. Resumable: a run whose numbers are there is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from sb3_contrib import ARS
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+from timing import hardware, table
+
+ROOT = Path(__file__).parent.parent
+TASKS = ("HalfCheetah", "Swimmer", "Hopper")
+ENVIRONMENTS = 2  # processes of the peers: one for each core
+POINTS = 15  # of a curve
+# The settings of RL Baselines3 Zoo for version 3 of these tasks (hyperparams/ars.yml, ppo.yml).
+ARS_SETTINGS: dict[str, dict[str, Any]] = {
+    "HalfCheetah": {"n_delta": 32, "n_top": 4, "learning_rate": 0.02, "delta_std": 0.03},
+    "Swimmer": {
+        "n_delta": 1, "n_top": 1, "learning_rate": 0.02, "delta_std": 0.01,
+        "norm_obs": False,
+    },
+    "Hopper": {
+        "n_delta": 8, "n_top": 4, "learning_rate": 0.01, "delta_std": 0.025,
+        "alive_bonus_offset": -1,
+    },
+}
+WIDE = {
+    "log_std_init": -2,
+    "ortho_init": False,
+    "activation_fn": torch.nn.ReLU,
+    "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+}
+PPO_SETTINGS: dict[str, dict[str, Any]] = {
+    "HalfCheetah": {
+        "batch_size": 64, "n_steps": 512, "gamma": 0.98, "learning_rate": 2.0633e-5,
+        "ent_coef": 4.01762e-4, "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.92,
+        "max_grad_norm": 0.8, "vf_coef": 0.58096, "policy_kwargs": WIDE,
+    },
+    "Swimmer": {"gamma": 0.9999},
+    "Hopper": {
+        "batch_size": 32, "n_steps": 512, "gamma": 0.999, "learning_rate": 9.80828e-5,
+        "ent_coef": 2.29519e-3, "clip_range": 0.2, "n_epochs": 5, "gae_lambda": 0.99,
+        "max_grad_norm": 0.7, "vf_coef": 0.835671, "policy_kwargs": WIDE,
+    },
+}
+
+
+class Clock(BaseCallback):
+    """Ends a run after so many seconds; evaluates the policy on the way, off the clock."""
+
+    def __init__(self, seconds: float, evaluate: Callable[[int], float]) -> None:
+        super().__init__()
+        self.seconds, self.evaluate = seconds, evaluate
+        self.begun, self.paused = time.perf_counter(), 0.0
+        self.curve: list[dict[str, float]] = []
+
+    def _on_step(self) -> bool:
+        spent = time.perf_counter() - self.begun - self.paused
+        if spent * POINTS >= self.seconds * (len(self.curve) + 1):
+            now = time.perf_counter()
+            point = {"seconds": spent, "steps": self.num_timesteps, "return": self.evaluate(5)}
+            self.curve.append(point)
+            self.paused += time.perf_counter() - now
+        return spent < self.seconds
+
+
+def make_peer(method: str, task: str, seed: int) -> tuple[Any, VecNormalize]:
+    """A model and its environments."""
+    settings = dict({"ARS": ARS_SETTINGS, "PPO": PPO_SETTINGS}[method][task])
+    maker = [lambda: gymnasium.make(f"{task}-v5")] * ENVIRONMENTS
+    seen = settings.pop("norm_obs", True)
+    env = VecNormalize(SubprocVecEnv(maker), norm_obs=seen, norm_reward=method == "PPO")
+    common = {"seed": seed, "device": "cpu", **settings}
+    if method == "PPO":
+        return PPO("MlpPolicy", env, **common), env
+    return ARS("LinearPolicy", env, **common), env
+
+
+def returns(model: Any, env: VecNormalize, task: str, episodes: int) -> np.ndarray:
+    """Of the policy without noise, in gymnasium's own reward."""
+    world, found = gymnasium.make(f"{task}-v5"), []
+    for episode in range(episodes):
+        observation, _ = world.reset(seed=10_000 + episode)
+        total, ended = 0.0, False
+        while not ended:
+            seen = env.normalize_obs(observation)
+            action, _ = model.predict(seen, deterministic=True)
+            observation, reward, terminated, truncated, _ = world.step(action)
+            total, ended = total + float(reward), terminated or truncated
+        found.append(total)
+    world.close()
+    return np.array(found)
+
+
+def train_peer(method: str, task: str, seed: int, minutes: float) -> dict[str, Any]:
+    """One run of a peer."""
+    torch.set_num_threads(1)  # its environments have the cores
+    model, env = make_peer(method, task, seed)
+    clock = Clock(60 * minutes, lambda n: float(returns(model, env, task, n).mean()))
+    model.learn(10**9, callback=clock)
+    final = returns(model, env, task, 20)
+    env.close()
+    return {"return": float(final.mean()), "steps": model.num_timesteps, "curve": clock.curve}
+
+
+def train_ours(task: str, seed: int, minutes: float, out: Path) -> dict[str, Any]:
+    """The same by EGGROLL: the example."""
+    program = ROOT / "examples" / "rl" / "train_mujoco.py"
+    options = ["--task", task, "--minutes", str(minutes), "--seed", str(seed), "--out", str(out)]
+    subprocess.run([sys.executable, str(program), *options], check=True)
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "peers")
+    args = parser.parse_args()
+    rows = []
+    for task in TASKS:
+        for method in ("EGGROLL", "ARS", "PPO"):
+            runs = []
+            for seed in range(args.seeds):
+                out = args.out / task / method / f"seed_{seed}"
+                file = out / "results.json"
+                if not file.exists():
+                    out.mkdir(parents=True, exist_ok=True)
+                    if method == "EGGROLL":
+                        found = train_ours(task, seed, args.minutes, out)
+                    else:
+                        found = train_peer(method, task, seed, args.minutes)
+                    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                runs.append(json.loads(file.read_text()))
+            scores = sorted(run["return"] for run in runs)
+            steps = float(np.median([run["steps"] for run in runs]))
+            band = f"{scores[0]:,.0f} to {scores[-1]:,.0f}"
+            rows.append([task, method, f"{np.median(scores):,.0f}", band, f"{steps / 1e6:.2f} M"])
+    header = ["task", "method", "median return", "lowest to highest", "control steps"]
+    text = f"{args.minutes:g} minutes each, {args.seeds} seeds. On {hardware()}.\n\n"
+    print(text + table(header, rows))
+    (args.out / "table.md").write_text(text + table(header, rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
