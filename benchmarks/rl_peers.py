@@ -35,11 +35,17 @@ POINTS = 15  # of a curve
 ARS_SETTINGS: dict[str, dict[str, Any]] = {
     "HalfCheetah": {"n_delta": 32, "n_top": 4, "learning_rate": 0.02, "delta_std": 0.03},
     "Swimmer": {
-        "n_delta": 1, "n_top": 1, "learning_rate": 0.02, "delta_std": 0.01,
+        "n_delta": 1,
+        "n_top": 1,
+        "learning_rate": 0.02,
+        "delta_std": 0.01,
         "norm_obs": False,
     },
     "Hopper": {
-        "n_delta": 8, "n_top": 4, "learning_rate": 0.01, "delta_std": 0.025,
+        "n_delta": 8,
+        "n_top": 4,
+        "learning_rate": 0.01,
+        "delta_std": 0.025,
         "alive_bonus_offset": -1,
     },
 }
@@ -51,15 +57,31 @@ WIDE = {
 }
 PPO_SETTINGS: dict[str, dict[str, Any]] = {
     "HalfCheetah": {
-        "batch_size": 64, "n_steps": 512, "gamma": 0.98, "learning_rate": 2.0633e-5,
-        "ent_coef": 4.01762e-4, "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.92,
-        "max_grad_norm": 0.8, "vf_coef": 0.58096, "policy_kwargs": WIDE,
+        "batch_size": 64,
+        "n_steps": 512,
+        "gamma": 0.98,
+        "learning_rate": 2.0633e-5,
+        "ent_coef": 4.01762e-4,
+        "clip_range": 0.1,
+        "n_epochs": 20,
+        "gae_lambda": 0.92,
+        "max_grad_norm": 0.8,
+        "vf_coef": 0.58096,
+        "policy_kwargs": WIDE,
     },
     "Swimmer": {"gamma": 0.9999},
     "Hopper": {
-        "batch_size": 32, "n_steps": 512, "gamma": 0.999, "learning_rate": 9.80828e-5,
-        "ent_coef": 2.29519e-3, "clip_range": 0.2, "n_epochs": 5, "gae_lambda": 0.99,
-        "max_grad_norm": 0.7, "vf_coef": 0.835671, "policy_kwargs": WIDE,
+        "batch_size": 32,
+        "n_steps": 512,
+        "gamma": 0.999,
+        "learning_rate": 9.80828e-5,
+        "ent_coef": 2.29519e-3,
+        "clip_range": 0.2,
+        "n_epochs": 5,
+        "gae_lambda": 0.99,
+        "max_grad_norm": 0.7,
+        "vf_coef": 0.835671,
+        "policy_kwargs": WIDE,
     },
 }
 
