@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import mujoco
 import numpy as np
 import torch
 
 from ..errors import ConfigurationError
 from .episodes import Alone, Array, Play
-from .mujoco import MujocoTask, MujocoWorlds, mujoco
+from .mujoco import MujocoTask, MujocoWorlds
 
 
 def film(
