@@ -90,23 +90,24 @@ class AutoEvaluator(Evaluator):
     def fold(
         self, population: Population, members: Sequence[int], checked: bool
     ) -> Callable[..., Any]:
-        """All members at once, unless that fails on the first call."""
-        if self.reason is not None:
-            return self.sequential.fold(population, members, checked)
-        folded = self.batched.fold(population, members, checked)
+        """All members at once, and one after another from the first time that fails."""
+        batched = self.batched.fold(population, members, checked)
+        alone: Callable[..., Any] | None = None
 
         def run(*args: Any) -> Any:
-            nonlocal folded
+            nonlocal alone
+            reason = None
             if self.reason is None:
                 try:
-                    return folded(*args)
+                    return batched(*args)
                 except Exception as error:
                     reason = explain_refusal(error)
-                folded = self.sequential.fold(population, members, checked)
-                result = folded(*args)
+            if alone is None:
+                alone = self.sequential.fold(population, members, checked)
+            result = alone(*args)  # a mistake of the user's own raises here again
+            if reason is not None:
                 self._fall_back(reason)
-                return result
-            return folded(*args)
+            return result
 
         return run
 

@@ -90,7 +90,7 @@ class BatchedEvaluator(Evaluator):
             dims = tree_map(lambda x: 0 if isinstance(x, Tensor) else None, args)
             own = (coefficients, full, (*args, {}))
             try:
-                return BatchedEvaluator.run_chunk(self, owner, own, (0, 0, (*dims, None)), shared)
+                return self.batched_pass(owner, own, (0, 0, (*dims, None)), shared)
             finally:
                 owner.forget_stand_ins()
 
@@ -145,7 +145,11 @@ class BatchedEvaluator(Evaluator):
             owner.forget_stand_ins()
 
     def run_chunk(self, owner: Owner, own: Own, dims: Any, shared: Shared) -> Any:
-        """One batched pass.
+        """A chunk's batched pass, as it is."""
+        return self.batched_pass(owner, own, dims, shared)
+
+    def batched_pass(self, owner: Owner, own: Own, dims: Any, shared: Shared) -> Any:
+        """Call the function for all members at once.
 
         Args:
             owner: The model, and the function to call.

@@ -40,16 +40,15 @@ class CompiledEvaluator(BatchedEvaluator):
 
     def run_chunk(self, owner: Owner, own: Own, dims: Any, shared: Shared) -> Any:
         """One batched pass: traced and compiled the first time."""
-        uncompiled = super().run_chunk
         if self._odd:
-            return uncompiled(owner, own, dims, shared)
+            return self.batched_pass(owner, own, dims, shared)
         if owner.function != self._function:
             self._function, self._compiled = owner.function, {}
         leaves, spec = tree_flatten((own, shared))
         key = (owner.modes, str(dims), str(spec), signature(leaves))
         if key not in self._compiled:
             self._compiled[key] = self.graph(
-                lambda own, shared: uncompiled(owner, own, dims, shared), own, shared
+                lambda own, shared: self.batched_pass(owner, own, dims, shared), own, shared
             )
         return self._compiled[key](*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
 

@@ -7,6 +7,7 @@ scale, bounded actions, a memory, and a file that holds all of it.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -70,8 +71,8 @@ class Normalize(nn.Module):
         self.count.copy_(total)
 
 
-class Squash(nn.Module):
-    """Any numbers to `low … high`, by tanh; 0 goes to the middle.
+class Clip(nn.Module):
+    """Any numbers to `low … high`, by cutting off what is beyond.
 
     Args:
         low: Lower bounds, one for each number or one for all.
@@ -85,23 +86,36 @@ class Squash(nn.Module):
         super().__init__()
         self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
-        if not bool((self.low.isfinite() & self.high.isfinite() & (self.low < self.high)).all()):
-            raise ConfigurationError(f"low={low}, high={high}: expected finite bounds, low < high")
+        if not bool((self.low < self.high).all()):
+            raise ConfigurationError(f"low={low}, high={high}: expected low < high")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(…, size)` → `(…, size)`."""
+        return x.clamp(self.low, self.high)
+
+
+class Squash(Clip):
+    """Any numbers to finite `low … high`, by tanh; 0 goes to the middle."""
+
+    def __init__(self, low: float | Sequence[float], high: float | Sequence[float]) -> None:
+        super().__init__(low, high)
+        if not bool((self.high - self.low).isfinite().all()):
+            raise ConfigurationError(f"low={low}, high={high}: expected finite bounds")
 
     def forward(self, x: Tensor) -> Tensor:
         """`(…, size)` → `(…, size)`."""
         return self.low + (self.high - self.low) * (x.tanh() + 1) / 2
 
 
-class RecurrentPolicy(nn.Module):
+class RecurrentPolicy(nn.Module, ABC):
     """A policy with a memory: `forward(observation, state) -> (action, state)`.
 
     Subclass it and say what the state is at the beginning of an episode.
     """
 
+    @abstractmethod
     def initial_state(self, rows: int) -> Any:
         """The state of so many episodes: any nesting of tensors `(rows, …)`."""
-        raise NotImplementedError
 
 
 class Policy(RecurrentPolicy):
@@ -112,9 +126,9 @@ class Policy(RecurrentPolicy):
         action_size: Numbers in an action, or discrete actions to choose from.
         hidden: Widths of hidden layers; none is a linear policy.
         memory: Width of a recurrent layer (GRU) after the hidden ones; 0 is none.
-        low: Lower bounds of the actions, `(action_size,)` or one for all; with `high`, actions are
-            `low … high` by tanh. None leaves them open: they are clipped where they are used.
+        low: Lower bounds of the actions, `(action_size,)` or one for all; None leaves them open.
         high: Upper bounds.
+        squash: Bounds are kept by tanh; else actions beyond them are cut off.
         normalize: Bring observations to unit scale by statistics of those seen.
         discrete: Actions are chosen by the largest output.
 
@@ -129,6 +143,7 @@ class Policy(RecurrentPolicy):
         memory: int = 0,
         low: float | Sequence[float] | None = None,
         high: float | Sequence[float] | None = None,
+        squash: bool = True,
         normalize: bool = True,
         discrete: bool = False,
     ) -> None:
@@ -142,6 +157,7 @@ class Policy(RecurrentPolicy):
             "memory": memory,
             "low": low if low is None else np.asarray(low, dtype=float).tolist(),
             "high": high if high is None else np.asarray(high, dtype=float).tolist(),
+            "squash": squash,
             "normalize": normalize,
             "discrete": discrete,
         }
@@ -155,7 +171,8 @@ class Policy(RecurrentPolicy):
         self.head = nn.Linear(memory or widths[-1], action_size)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.squash = nn.Identity() if low is None or high is None else Squash(low, high)
+        bounds = Squash if squash else Clip
+        self.bounds = nn.Identity() if low is None or high is None else bounds(low, high)
         self.discrete = discrete
         self._state: Any = None  # of the episode that `act` is in
 
@@ -171,7 +188,7 @@ class Policy(RecurrentPolicy):
         if self.memory is not None:
             x = self.memory(x, *state)
             state = (x,)
-        return self.squash(self.head(x)), state
+        return self.bounds(self.head(x)), state
 
     def begin(self) -> None:
         """Begin an episode of `act`: forget the last one."""
@@ -183,11 +200,12 @@ class Policy(RecurrentPolicy):
 
         A recurrent policy remembers from call to call: call `begin()` with each `env.reset()`.
         """
-        x = torch.as_tensor(observation, dtype=self.head.weight.dtype).reshape(1, -1)
+        weight = self.head.weight
+        x = torch.as_tensor(observation, dtype=weight.dtype, device=weight.device).reshape(1, -1)
         if self._state is None:
             self._state = self.initial_state(1)
         output, self._state = self(x, self._state)
-        return int(output.argmax()) if self.discrete else output[0].numpy()
+        return int(output.argmax()) if self.discrete else output[0].cpu().numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write settings, weights and statistics to a file."""

@@ -173,6 +173,28 @@ def test_what_cannot_be_batched_goes_one_after_another_aloud() -> None:
         torch.testing.assert_close(folded(x), found)
 
 
+def test_whoever_was_folded_before_the_failure_goes_on_too() -> None:
+    population, x = asked(Branching()), torch.randn(8, 4)
+    with population.folded() as folded:
+        some = folded.subset([1, 2])
+        with pytest.warns(EggrollWarning, match="one after another"):
+            folded(x)
+        torch.testing.assert_close(some(x[:2]), one_by_one(population, [1, 2], x[:2]))
+
+
+def test_a_model_of_integers() -> None:
+    class Choosing(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            y = super().forward(x)
+            return y.argmax(dim=1), y > 0
+
+    population, x = asked(Choosing(nn.Linear(4, 3)), evaluation="vmap"), torch.randn(8, 4)
+    with population.folded() as folded:
+        choice, positive = folded(x)
+    assert choice.tolist() == [population.member(i)(x[i : i + 1])[0].item() for i in range(8)]
+    assert positive.dtype is torch.bool
+
+
 def test_a_model_that_keeps_count_of_its_calls_is_found_out() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

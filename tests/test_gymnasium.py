@@ -21,7 +21,8 @@ gymnasium = pytest.importorskip("gymnasium")
 from gymnasium import spaces  # noqa: E402
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from eggroll_trainer.integrations.gymnasium import EpisodeReturn  # noqa: E402
+from eggroll_trainer.integrations.gymnasium import EpisodeReturn, _converter  # noqa: E402
+from eggroll_trainer.integrations.returns import _episode_seed  # noqa: E402
 
 
 class Corridor(gymnasium.Env):  # type: ignore[misc]
@@ -202,16 +203,32 @@ def test_a_run_resumes_bit_for_bit_with_its_statistics(tmp_path: Path) -> None:
         assert torch.equal(tensor, rest.model.state_dict()[name]), name
 
 
-def test_evaluation_is_the_same_from_a_file_and_one_step_at_a_time(tmp_path: Path) -> None:
-    policy = Policy(2, 1, hidden=(4,))
-    trainer = make_trainer(EpisodeReturn(Corridor), policy)
-    trainer.train(2, verbose=False)
+def test_evaluation_is_what_the_file_does_step_by_step_in_another_process(tmp_path: Path) -> None:
+    """By `Policy.load` and gymnasium alone, as whoever uses the policy would write it."""
+    policy = Policy(3, 1, hidden=(8,), low=-2.0, high=2.0, squash=False)
+    fitness = EpisodeReturn("Pendulum-v1", num_envs=3)
+    make_trainer(fitness, policy).train(2, verbose=False)
     policy.save(tmp_path / "policy.pt")
-    result = EpisodeReturn(Corridor, num_envs=3).evaluate(policy, 8, seed=5)
-    loaded = Policy.load(tmp_path / "policy.pt")
-    again = EpisodeReturn(Corridor).evaluate(loaded, 8, seed=5)
-    np.testing.assert_allclose(again.returns, result.returns, rtol=1e-6)
-    assert (result.terminated == (result.lengths < 10)).all()
+    seeds = [_episode_seed(5, "evaluation", e) for e in range(4)]
+    code = f"""
+import gymnasium
+from eggroll_trainer.policies import Policy
+policy, env = Policy.load("policy.pt"), gymnasium.make("Pendulum-v1")
+for seed in {seeds}:
+    observation, _ = env.reset(seed=seed)
+    total, ended = 0.0, False
+    while not ended:
+        observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+        total, ended = total + reward, terminated or truncated
+    print(total)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    result = fitness.evaluate(policy, 4, seed=5)
+    np.testing.assert_allclose(result.returns, [float(x) for x in shown.split()], rtol=1e-3)
+    assert len(set(shown.split())) == 4
+    assert (result.lengths == 200).all()
 
 
 def test_a_memory_is_each_members_own() -> None:
@@ -250,8 +267,6 @@ def test_episodes_that_grow() -> None:
     ],
 )
 def test_outputs_become_actions_of_the_space(space: Any, outputs: Any, expected: Any) -> None:
-    from eggroll_trainer.integrations.gymnasium import _converter
-
     convert = _converter(space, "auto")
     actions = convert(np.array(outputs, dtype=np.float32))
     assert np.asarray(actions).tolist() == expected

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eggroll_trainer import CheckpointError, ConfigurationError, EGGROLLTrainer
-from eggroll_trainer.policies import Normalize, Policy, Squash
+from eggroll_trainer.policies import Clip, Normalize, Policy, Squash
 
 
 def test_merged_statistics_are_those_of_everything_seen() -> None:
@@ -48,16 +48,24 @@ def test_squash_reaches_its_bounds_and_no_further() -> None:
     assert squash(torch.full((1, 2), 50.0)).tolist() == [[1.0, 4.0]]
     assert squash(torch.full((1, 2), -50.0)).tolist() == [[-1.0, 0.0]]
     for low, high in ((1.0, 1.0), (0.0, float("inf"))):
-        with pytest.raises(ConfigurationError, match="finite bounds"):
+        with pytest.raises(ConfigurationError, match=r"low < high|finite bounds"):
             Squash(low, high)
 
 
+def test_clip_cuts_off_what_is_beyond() -> None:
+    clip = Clip([-1.0, 0.0], [1.0, float("inf")])
+    assert clip(torch.tensor([[-3.0, -3.0], [0.5, 99.0]])).tolist() == [[-1.0, 0.0], [0.5, 99.0]]
+    with pytest.raises(ConfigurationError, match="low < high"):
+        Clip(1.0, 0.0)
+
+
+@pytest.mark.parametrize("squash", [True, False])
 @pytest.mark.parametrize("memory", [0, 5])
 @pytest.mark.parametrize("hidden", [(), (8,)])
 def test_a_policy_comes_back_from_its_file(
-    tmp_path: Path, hidden: tuple[int, ...], memory: int
+    tmp_path: Path, hidden: tuple[int, ...], memory: int, squash: bool
 ) -> None:
-    policy = Policy(3, 2, hidden, memory, low=-2.0, high=[1.0, 2.0])
+    policy = Policy(3, 2, hidden, memory, low=-2.0, high=[1.0, 2.0], squash=squash)
     torch.nn.init.normal_(policy.head.weight)
     policy.normalize.merge(5, torch.ones(3), torch.full((3,), 4.0))
     policy.save(tmp_path / "policy.pt")

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..checks import check_integer
 from ..errors import ConfigurationError, FitnessError
-from .episodes import Array, EpisodeFitness, Worlds
+from .episodes import Array, Worlds
+from .returns import EpisodeFitness
 from .workers import WorkerWorlds
 
 try:

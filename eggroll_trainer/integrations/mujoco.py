@@ -15,7 +15,8 @@ import numpy as np
 
 from ..checks import check_integer
 from ..errors import ConfigurationError, EggrollWarning
-from .episodes import Array, EpisodeFitness, Worlds
+from .episodes import Array, Worlds
+from .returns import EpisodeFitness
 
 try:
     import mujoco

@@ -73,36 +73,41 @@ class Runner(MujocoTask):
         )
         return reward
 
-    def normal_noise(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Uniform noise on the positions, Gaussian noise on the velocities."""
+
+class NormalVelocities(MujocoTask):
+    """Uniform noise on the first positions, Gaussian noise on the velocities."""
+
+    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """The noise."""
         qpos = self.start.qpos + rng.uniform(-self.noise, self.noise, self.model.nq)
         qvel = self.start.qvel + self.noise * rng.standard_normal(self.model.nv)
         return qpos, qvel
 
 
-class HalfCheetah(Runner):
+class Legs(Runner):
+    """Legs in the plane that stand and can fall; velocities are clipped."""
+
+    frame_skip = 4
+    healthy_reward = 1.0
+    noise = 5e-3
+
+    def observe(self, state: State) -> Array:
+        """Positions, but for where it is, and velocities."""
+        return np.hstack([state.qpos[:, 1:], state.qvel.clip(-10, 10)])
+
+
+class HalfCheetah(NormalVelocities, Runner):
     """Half a cheetah, in the plane."""
 
     xml = ASSETS / "half_cheetah.xml"
     control_cost = 0.1
     noise = 0.1
 
-    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Gaussian velocities."""
-        return self.normal_noise(rng)
 
-
-class Hopper(Runner):
+class Hopper(Legs):
     """One leg, in the plane."""
 
     xml = ASSETS / "hopper.xml"
-    frame_skip = 4
-    healthy_reward = 1.0
-    noise = 5e-3
-
-    def observe(self, state: State) -> Array:
-        """Velocities are clipped."""
-        return np.hstack([state.qpos[:, 1:], state.qvel.clip(-10, 10)])
 
     def healthy(self, state: State) -> Array:
         """High and upright, and nothing out of bounds."""
@@ -112,17 +117,10 @@ class Hopper(Runner):
         return healthy
 
 
-class Walker2d(Runner):
+class Walker2d(Legs):
     """Two legs, in the plane."""
 
     xml = ASSETS / "walker2d_v5.xml"
-    frame_skip = 4
-    healthy_reward = 1.0
-    noise = 5e-3
-
-    def observe(self, state: State) -> Array:
-        """Velocities are clipped."""
-        return np.hstack([state.qpos[:, 1:], state.qvel.clip(-10, 10)])
 
     def healthy(self, state: State) -> Array:
         """High and upright."""
@@ -141,7 +139,7 @@ class Swimmer(Runner):
     hidden = 2
 
 
-class Ant(Runner):
+class Ant(NormalVelocities, Runner):
     """Four legs, in space; it feels its contacts.
 
     Args:
@@ -159,10 +157,6 @@ class Ant(Runner):
     def __init__(self, contacts: bool = True) -> None:
         super().__init__()
         self.contacts = contacts
-
-    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Gaussian velocities."""
-        return self.normal_noise(rng)
 
     def observe(self, state: State) -> Array:
         """And the contact forces, clipped."""
@@ -298,17 +292,12 @@ class InvertedPendulum(MujocoTask):
         return (~self.terminated(after)).astype(float)
 
 
-class InvertedDoublePendulum(MujocoTask):
+class InvertedDoublePendulum(NormalVelocities):
     """A pole on a pole on a cart."""
 
     xml = ASSETS / "inverted_double_pendulum.xml"
     fields = ("site_xpos", "qfrc_constraint")
     noise = 0.1
-
-    def initial(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Gaussian velocities."""
-        qpos = self.start.qpos + rng.uniform(-self.noise, self.noise, self.model.nq)
-        return qpos, self.start.qvel + rng.standard_normal(self.model.nv) * self.noise
 
     def observe(self, state: State) -> Array:
         """The cart, the angles, velocities and the force at the cart's stop."""

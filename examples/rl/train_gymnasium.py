@@ -37,7 +37,7 @@ def main() -> None:
     settings = SETTINGS.get(args.env, Settings())
     policy = seeded(args.seed, lambda: make_policy(args.env, settings.hidden))
     fitness = EpisodeReturn(args.env, episodes=settings.episodes, workers=args.workers)
-    _, clock = train(policy, fitness, settings, 60 * args.minutes, args.seed)
+    clock = train(policy, fitness, settings, 60 * args.minutes, args.seed)
     returns = fitness.evaluate(policy, 20).returns
     fitness.close()
     save(args.out, policy, clock, returns, args.env, seed=args.seed, settings=str(settings))

@@ -68,10 +68,13 @@ def main() -> None:
         settings = replace(settings, population_size=args.population)
     trained, real = tasks(args.task)
     sizes = real.observation_size, real.action_size
-    policy = seeded(args.seed, lambda: Policy(*sizes, settings.hidden))
+    low, high = real.action_range
+    policy = seeded(
+        args.seed, lambda: Policy(*sizes, settings.hidden, low=low, high=high, squash=False)
+    )
     fitness = MujocoReturn(trained, episodes=settings.episodes)
     judge = MujocoReturn(real)
-    _, clock = train(policy, fitness, settings, 60 * args.minutes, args.seed, judge)
+    clock = train(policy, fitness, settings, 60 * args.minutes, args.seed, judge)
     returns = judge.evaluate(policy, 20).returns
     title = args.task.rpartition(":")[2]
     save(args.out, policy, clock, returns, title, seed=args.seed, settings=str(settings))

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
 from eggroll_trainer import Callback, EGGROLLTrainer, ESTrainer
-from eggroll_trainer.integrations.episodes import EpisodeFitness
+from eggroll_trainer.integrations.returns import EpisodeFitness
 from eggroll_trainer.policies import Policy
 
 
@@ -45,6 +46,8 @@ class Clock(Callback):
         self.seconds, self.evaluate, self.points = seconds, evaluate, points
         self.curve: list[dict[str, float]] = []
         self.steps, self.paused, self.begun = 0.0, 0.0, time.perf_counter()
+        layout = "{desc} {bar:30} {n:3.0f} %{postfix}"
+        self.bar = tqdm(total=100, desc="training", bar_format=layout)
 
     @property
     def spent(self) -> float:
@@ -61,8 +64,10 @@ class Clock(Callback):
             point = {"seconds": self.spent, "steps": self.steps, "return": self.evaluate()}
             self.curve.append(point)
             self.paused += time.perf_counter() - now
-        metrics["return"] = self.curve[-1]["return"] if self.curve else math.nan
+            self.bar.set_postfix_str(f"return {point['return']:,.0f}", refresh=False)
+        self.bar.update(100 * self.progress - self.bar.n)
         if self.progress == 1.0:
+            self.bar.close()
             trainer.stop()
 
 
@@ -73,7 +78,7 @@ def train(
     seconds: float,
     seed: int,
     judge: EpisodeFitness | None = None,
-) -> tuple[EGGROLLTrainer, Clock]:
+) -> Clock:
     """Train a policy for so many seconds; its curve is what the judge says of the centre."""
     judge = judge or fitness
     clock = Clock(seconds, lambda: judge.evaluate(policy, 5, seed=1).returns.mean().item())
@@ -93,8 +98,8 @@ def train(
         seed=seed,
         callbacks=[clock],
     )
-    trainer.train(10**9)
-    return trainer, clock
+    trainer.train(10**9, verbose=False)
+    return clock
 
 
 def save(
