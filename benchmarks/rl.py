@@ -17,7 +17,7 @@ from torch import nn
 
 from eggroll_trainer import EGGROLLTrainer
 from eggroll_trainer.integrations.gymnasium import EpisodeReturn
-from eggroll_trainer.integrations.mujoco import MujocoReturn, MujocoWorlds
+from eggroll_trainer.integrations.mujoco import MujocoReturn, MujocoTask, MujocoWorlds
 from eggroll_trainer.integrations.mujoco_tasks import HalfCheetah, make_task
 from eggroll_trainer.policies import Policy
 
@@ -30,14 +30,16 @@ TASKS: dict[str, dict[str, Any]] = {
 POLICIES: dict[str, tuple[int, ...]] = {"linear": (), "64·64": (64, 64)}
 
 
-def bare(worlds: MujocoWorlds, members: int, actions: np.ndarray, threads: int) -> Any:
+def bare(task: MujocoTask, members: int, actions: np.ndarray, threads: int) -> Any:
     """The same worlds and actions by `mujoco.rollout`, a call for each control step."""
-    model, skip = worlds.task.model, worlds.task.frame_skip
+    model, skip = task.model, task.frame_skip
     spec = mujoco.mjtState.mjSTATE_FULLPHYSICS
     start = np.empty((members, mujoco.mj_stateSize(model, spec)))
+    worlds = MujocoWorlds(task, threads)
     worlds.reset([0] * members)
     for row, data in zip(start, worlds.data, strict=False):
         mujoco.mj_getState(model, data, row, spec)
+    worlds.close()
     rollout, data = Rollout(nthread=threads), [mujoco.MjData(model) for _ in range(threads)]
 
     def run() -> None:
@@ -56,18 +58,22 @@ def mujoco_row(name: str, members: int, threads: int, seconds: float) -> list[st
     if not isinstance(task, HalfCheetah):
         task.terminate = False  # all worlds, all along
     contestants: dict[str, Any] = {}
+    fitnesses = []
     for title, hidden in POLICIES.items():
         torch.manual_seed(0)
         policy = Policy(task.observation_size, task.action_size, hidden)
         nn.init.normal_(policy.head.weight, std=0.5)
         fitness = MujocoReturn(task, threads=threads)
+        fitnesses.append(fitness)
         trainer = EGGROLLTrainer(policy.parameters(), policy, fitness, members, sigma=0.1, seed=0)
         population = trainer.ask()
         contestants[title] = functools.partial(fitness, population)
     rng = np.random.default_rng(0)
     actions = rng.uniform(-0.4, 0.4, (STEPS, members, task.action_size))
-    contestants["bare"] = bare(MujocoWorlds(task, threads), members, actions, threads)
+    contestants["bare"] = bare(task, members, actions, threads)
     times = medians(contestants, seconds)
+    for fitness in fitnesses:
+        fitness.close()
     rates = {title: STEPS * members / time for title, time in times.items()}
     shares = [f"{rates[title]:,.0f} ({rates[title] / rates['bare']:.0%})" for title in POLICIES]
     return [name, f"{members:,}", f"{rates['bare']:,.0f}", *shares]

@@ -27,9 +27,12 @@ class Worlds(ABC):
 
     Attributes:
         capacity: How many there can be at once; None if any number.
+        parallel: Whether they are stepped by threads or processes of their own. Torch's threads,
+            which spin for a while after each operation, would keep these from the cores.
     """
 
     capacity: int | None = None
+    parallel: bool = False
 
     @abstractmethod
     def reset(self, seeds: Sequence[int]) -> Array:

@@ -169,6 +169,8 @@ class MujocoWorlds(Worlds):
         threads: How many.
     """
 
+    parallel = True
+
     def __init__(self, task: MujocoTask, threads: int) -> None:
         self.task, self.threads = task, threads
         self.low, self.high = task.action_range
@@ -229,8 +231,9 @@ class MujocoWorlds(Worlds):
         return self.task.observe(after), rewards, terminated, truncated
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and let go of the worlds: each has megabytes for its contacts."""
         self.pool.shutdown()
+        self.data, self.ctrl, self.fields = [], [], {}
 
     def _make(self, count: int) -> None:
         """Have at least so many worlds."""

@@ -58,11 +58,16 @@ class EpisodeFitness(population_fitness[Array]):
         """The worlds; after an error they are closed, since they may be in the middle of a step."""
         if self._worlds is None:
             self._worlds = self._make_worlds()
+        threads = torch.get_num_threads()
+        if self._worlds.parallel:
+            torch.set_num_threads(1)
         try:
             yield self._worlds
         except BaseException:
             self.close()
             raise
+        finally:
+            torch.set_num_threads(threads)
 
     def close(self) -> None:
         """Let go of the worlds; they are made anew when they are needed."""

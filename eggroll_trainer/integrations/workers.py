@@ -27,6 +27,8 @@ class WorkerWorlds(Worlds):
         convert: The policies' outputs → actions, one a row.
     """
 
+    parallel = True
+
     def __init__(
         self,
         make_env: Callable[[], Any],
