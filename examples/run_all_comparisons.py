@@ -33,6 +33,7 @@ EGGROLL = {
     "CNN": Evolution(population_size=1024, batch_size=32, options={"matricize": True}),
     "Transformer": Evolution(population_size=512, batch_size=16, sigma=0.02),
 }
+METHODS = ("EGGROLL", "Vanilla ES", *BASELINES)
 COMPILED = ("MLP", "Transformer")  # where compiling makes the dense trainer faster, too
 # Where the sweeps of both begin. A step of noise is larger than one of signal in most directions:
 # the more parameters and the longer the run, the less it may be.
@@ -73,6 +74,7 @@ def main() -> None:
     options = parser(__doc__, seconds=60, out="run_all_comparisons")
     options.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
     options.add_argument("--only", choices=tuple(EGGROLL), help="one of the networks")
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="some")
     options.add_argument(
         "--compile", action="store_true", help="twice as fast; needs a C++ compiler"
     )
@@ -86,7 +88,9 @@ def main() -> None:
         print(f"{task.name}: {size(task.model(0)):,} parameters; {task.data}")
         methods: dict[str, Any] = {}
         evolution = strategies(task.name, args.compile)
-        for name, (method, begin) in (evolution | BASELINES).items():
+        candidates = evolution | BASELINES
+        for name in args.methods:
+            method, begin = candidates[name]
             methods[name], found = sweep(task, name, method, budget / 4, begin)
             sweeps[f"{task.name}, {name}"] = found
         runs += compare([task], methods, budget, seeds).runs
