@@ -155,7 +155,7 @@ def main() -> None:
         args.out,
         {
             "data": data.source,
-            "settings": str(method),
+            "settings": {k: getattr(v, "__name__", v) for k, v in vars(method).items()},
             "sweeps": found,
             "eggroll_test_accuracy": comparison.accuracy(task.name, "EGGROLL"),
             **comparison.numbers(),

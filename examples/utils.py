@@ -93,7 +93,7 @@ def load_images(name: str = "mnist", data_dir: Path | None = None) -> Data:
     """
     if data_dir is not None:
         parts = {part: _read_part(data_dir, *names) for part, names in IDX_FILES.items()}
-        return Data(parts["train"], parts["test"], f"{name} from {data_dir}")
+        return Data(parts["train"], parts["test"], f"{name} from IDX files")
     try:
         return _from_openml(name)
     except OSError as error:
