@@ -35,7 +35,7 @@ def bare(task: MujocoTask, members: int, actions: np.ndarray, threads: int) -> A
     model, skip = task.model, task.frame_skip
     spec = mujoco.mjtState.mjSTATE_FULLPHYSICS
     start = np.empty((members, mujoco.mj_stateSize(model, spec)))
-    worlds = MujocoWorlds(task, threads)
+    worlds = MujocoWorlds(task)
     worlds.reset([0] * members)
     for row, data in zip(start, worlds.data, strict=False):
         mujoco.mj_getState(model, data, row, spec)
@@ -172,8 +172,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     print(f"On {hardware()}, MuJoCo {mujoco.__version__}.\n")
-    print(mujoco_report(args.threads, args.seconds), "\n")
-    print(gymnasium_report(args.threads, args.seconds))
+    print(gymnasium_report(args.threads, args.seconds), "\n")  # forks: before memory is taken
+    print(mujoco_report(args.threads, args.seconds))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from .checks import check_choice, check_integer
 from .compiled import CompiledEvaluator
 from .errors import ConfigurationError, EggrollWarning, FitnessError
 from .evaluators import Evaluator, SequentialEvaluator
+from .folded import MAKING
 from .inputs import Inputs
 from .lowrank import Trace
 
@@ -103,7 +104,8 @@ class AutoEvaluator(Evaluator):
                 except Exception as error:
                     reason = explain_refusal(error)
             if alone is None:
-                alone = self.sequential.fold(population, members, checked)
+                with MAKING:
+                    alone = self.sequential.fold(population, members, checked)
             result = alone(*args)  # a mistake of the user's own raises here again
             if reason is not None:
                 self._fall_back(reason)

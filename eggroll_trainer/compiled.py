@@ -56,6 +56,6 @@ class CompiledEvaluator(BatchedEvaluator):
         """A function of nested tensors as a compiled one of flat tensors."""
         # Random numbers from torch's generators, which are seeded for each chunk.
         compiled: Callable[..., Any] = torch.compile(
-            trace(function, *args), dynamic=False, options={"fallback_random": True}
+            trace(function, *args).forward, dynamic=False, options={"fallback_random": True}
         )
         return compiled

@@ -7,6 +7,7 @@ pass is traced into a graph of tensor operations, once for each shape, and only 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from .population import Population
 
 Run = Callable[..., Any]
+
+# Threads run graphs side by side, but tracing one changes torch's modules for a while, and copies
+# of the model are made of the model: one at a time. (Reentrant: a fold is made within a call.)
+MAKING = threading.RLock()
 
 
 class Folded:
@@ -40,7 +45,8 @@ class Folded:
     @functools.cached_property
     def _run(self) -> Run:
         """Made with the first call: who only takes subsets pays for no more."""
-        return self.population.evaluator.fold(self.population, self.members, self.checked)
+        with MAKING:
+            return self.population.evaluator.fold(self.population, self.members, self.checked)
 
     @property
     def model(self) -> nn.Module:
@@ -124,7 +130,8 @@ class FoldedPass:
         leaves, spec = tree_flatten(args)
         key, tensors = signature(leaves), [x for x in leaves if isinstance(x, Tensor)]
         if key not in self.known:
-            self.known[key] = self._graph((*self.signature, str(spec), key), args, tensors)
+            with MAKING:
+                self.known[key] = self._graph((*self.signature, str(spec), key), args, tensors)
         return self.known[key](*self.tensors, *tensors)
 
     def _graph(self, key: Any, args: Any, tensors: list[Tensor]) -> Run:

@@ -125,11 +125,12 @@ class Perturbations(ABC):
         """Members `start` to `stop`; both are multiples of `len(signs)`."""
 
     def select(self, members: Sequence[int]) -> Chunk:
-        """Any members, each with a direction of its own unless all are asked for."""
-        everyone = self.chunk(0, self.population_size)
-        if members == range(self.population_size):
-            return everyone
+        """Any members, each with a direction of its own unless they are whole pairs in a row."""
         s = len(self.signs)
+        first, count = members[0], len(members)
+        if first % s == count % s == 0 and members == range(first, first + count):
+            return self.chunk(first, first + count)
+        everyone = self.chunk(0, self.population_size)
         directions = torch.tensor([index // s for index in members])
         signs = torch.tensor([self.signs[index % s] for index in members])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,3 +118,18 @@ def test_policies_as_programs(
     assert {p.name for p in out.iterdir()} == expected
     assert json.loads((out / "results.json").read_text())["steps"] > 0
     Policy.load(out / "policy.pt")
+
+
+@pytest.mark.slow
+def test_without_a_way_to_draw_all_but_the_pictures_is_there(tmp_path: Path) -> None:
+    options = f"--task Swimmer --population 8 --minutes 0.02 --out {tmp_path}"
+    without = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
+    done = subprocess.run(
+        [sys.executable, train_mujoco.__file__, *options.split()],
+        env={**without, "MUJOCO_GL": "glfw"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no pictures: MuJoCo cannot draw here" in done.stdout
+    assert {p.name for p in tmp_path.iterdir()} == {"policy.pt", "results.json", "curve.png"}

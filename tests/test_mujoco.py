@@ -33,7 +33,7 @@ def test_step_by_step_as_gymnasium_has_it(name: str) -> None:
     """Whole episodes, several worlds at once, those that end left out."""
     seeds = [3, 4, 5]
     task = make_task(name)
-    worlds = MujocoWorlds(task, threads=2)
+    worlds = MujocoWorlds(task)
     envs = [gymnasium.make(f"{name}-v5") for _ in seeds]
     space = envs[0].action_space
     assert task.observation_size == envs[0].observation_space.shape[0]

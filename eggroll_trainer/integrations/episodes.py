@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +30,9 @@ class Worlds(ABC):
 
     Attributes:
         capacity: How many there can be at once; None if any number.
-        parallel: Whether they are stepped by threads or processes of their own. Torch's threads,
-            which spin for a while after each operation, would keep these from the cores.
     """
 
     capacity: int | None = None
-    parallel: bool = False
 
     @abstractmethod
     def reset(self, seeds: Sequence[int]) -> Array:
@@ -105,10 +105,10 @@ class Play:
         if isinstance(policy.model, RecurrentPolicy):
             self.state = policy.model.initial_state(total)
 
-    def run(self, max_steps: float) -> Episodes:
-        """Play every episode to its end, or for so many steps."""
+    def run(self, max_steps: float, stop: threading.Event | None = None) -> Episodes:
+        """Play every episode to its end, for so many steps, or until the event is set."""
         step = 0
-        while self.alive.any() and step < max_steps:
+        while self.alive.any() and step < max_steps and not (stop and stop.is_set()):
             self._step()
             step += 1
             self._leave_out()
@@ -194,6 +194,59 @@ class Alone:
     def subset(self, members: Sequence[int]) -> Alone:
         """Itself."""
         return self
+
+
+def shares(count: int, rows: int, worlds: Sequence[Worlds]) -> list[range]:
+    """So many members, of so many rows each, in even parts that several `Worlds` play at once.
+
+    Each fits into its worlds, and none is so small that its last bits would differ.
+    """
+    capacity = worlds[0].capacity or count * rows
+    needed = math.ceil(count / max(1, capacity // rows))
+    wanted = math.ceil(needed / len(worlds)) * len(worlds)
+    parts = max(needed, min(wanted, count * rows // FEW_ROWS))
+    return [range(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+
+
+def play(
+    worlds: Sequence[Worlds], jobs: Sequence[Callable[[Worlds], Play]], max_steps: float
+) -> list[Episodes]:
+    """Play parts of a population, each `Worlds` in a thread of its own.
+
+    A thread has its part's policies and worlds: while one waits for a process or is in a physics
+    engine, which lets go of Python's lock, the others go on.
+
+    Args:
+        worlds: The worlds.
+        jobs: Each begins the episodes of one part.
+        max_steps: As for `Play.run`.
+    """
+    left, stop = enumerate(jobs), threading.Event()
+    played: list[Any] = [None] * len(jobs)
+
+    def work(some: Worlds) -> None:
+        with torch.no_grad():  # which each thread has to say
+            for index, begin in left:  # the threads take from it in turn
+                played[index] = begin(some).run(max_steps, stop)
+                if stop.is_set():
+                    break
+
+    if len(worlds) == 1:  # in the caller's own thread: an environment may insist on the main one
+        work(worlds[0])
+        return played
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # torch's own threads would spin on the cores that these need
+    try:
+        with ThreadPoolExecutor(len(worlds)) as pool:
+            working = [pool.submit(work, some) for some in worlds]
+            try:
+                for done in as_completed(working):
+                    done.result()
+            finally:
+                stop.set()
+    finally:
+        torch.set_num_threads(threads)
+    return played
 
 
 def joined(parts: list[Episodes]) -> Episodes:

@@ -35,10 +35,10 @@ class EpisodeReturn(EpisodeFitness):
         action: What becomes of the policy's outputs `(n, …)`, as NumPy: `"auto"` clips them to a
             `Box`, and takes the largest of a `Discrete` space (of each part of a `MultiDiscrete`
             one; positive is 1 of a `MultiBinary` one). Or a function to actions, one a row.
-        num_envs: Environments that there are at once; from 8 on, no bit of the results depends on
-            it. 64 keeps the policy's calls well filled.
-        workers: Processes that hold them; 0 has them in this one, which is best where a step takes
-            a few microseconds. Else, one for each core.
+        num_envs: Environments that there are at once; from 8 on (in each process), no bit of the
+            results depends on it. 64 keeps the policy's calls well filled.
+        workers: Processes that share them evenly; 0 has them in this one, which is best where a
+            step takes a few microseconds. Else, one for each core.
         flatten: Flatten dict and tuple observations into one vector.
         env_kwargs: Of `gymnasium.make`, for an id.
 
@@ -72,18 +72,19 @@ class EpisodeReturn(EpisodeFitness):
         self._action, self._num_envs, self._workers = action, num_envs, workers
         super().__init__(self._worlds_of_env, episodes, max_steps, common_seeds)
 
-    def _worlds_of_env(self) -> Worlds:
+    def _worlds_of_env(self) -> list[Worlds]:
         first = self._make_env()
         if isinstance(first, VectorEnv):
             convert = _converter(first.single_action_space, self._action)
-            return VectorWorlds(first, convert)
+            return [VectorWorlds(first, convert)]
         _check_observations(first.observation_space)
         convert = _converter(first.action_space, self._action)
         if not self._workers:
             envs = [first, *(self._make_env() for _ in range(self._num_envs - 1))]
-            return EnvWorlds(envs, convert)
+            return [EnvWorlds(envs, convert)]
         first.close()
-        return WorkerWorlds(self._make_env, self._num_envs, self._workers, convert)
+        each = -(-self._num_envs // self._workers)
+        return [WorkerWorlds(self._make_env, each, convert) for _ in range(self._workers)]
 
 
 class EnvWorlds(Worlds):

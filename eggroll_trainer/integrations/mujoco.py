@@ -6,7 +6,6 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,6 @@ try:
     import mujoco
 except ImportError as error:  # pragma: no cover - the message is what matters
     raise ImportError('this needs MuJoCo: pip install "eggroll-trainer[rl]"') from error
-
-# Of each thread in a step: enough for threads to share out what takes longer.
-SLICES = 2
 
 
 @dataclass
@@ -51,7 +47,8 @@ class State:
 class MujocoTask(ABC):
     """A body and what it should do: subclass this to write one.
 
-    Everything is a function of many worlds at once, a row each, in NumPy.
+    Everything is a function of many worlds at once, a row each, in NumPy. Several threads call it,
+    so it keeps nothing of an episode.
 
     Attributes:
         xml: The model: a path, or MJCF itself.
@@ -96,7 +93,7 @@ class MujocoTask(ABC):
     @property
     def observation_size(self) -> int:
         """Numbers in an observation."""
-        worlds = MujocoWorlds(self, threads=1)
+        worlds = MujocoWorlds(self)
         try:
             return int(worlds.reset([0]).shape[1])
         finally:
@@ -123,7 +120,7 @@ class MujocoReturn(EpisodeFitness):
         episodes: Of each member, each generation.
         max_steps: As for `EpisodeFitness`; None is the task's.
         common_seeds: As for `EpisodeFitness`.
-        threads: That step the worlds; None is one for each core.
+        threads: Each plays its share of the population; None is one for each core.
 
     Example:
         >>> fitness = MujocoReturn("HalfCheetah", max_steps=10)
@@ -153,8 +150,8 @@ class MujocoReturn(EpisodeFitness):
         self._threads = threads or os.cpu_count() or 1
         super().__init__(self._worlds_of_task, episodes, max_steps, common_seeds)
 
-    def _worlds_of_task(self) -> Worlds:
-        return MujocoWorlds(self.task, self._threads)
+    def _worlds_of_task(self) -> list[Worlds]:
+        return [MujocoWorlds(self.task) for _ in range(self._threads)]
 
 
 class MujocoWorlds(Worlds):
@@ -162,19 +159,15 @@ class MujocoWorlds(Worlds):
 
     So a world carries everything from step to step that MuJoCo does, the solver's warm start too,
     and comes out as if it were alone. (`mujoco.rollout` starts its solver afresh with each call.)
-    The physics runs in threads, outside Python's lock.
+    The physics runs outside Python's lock, so several of these step at once in threads.
 
     Args:
         task: The task.
-        threads: How many.
     """
 
-    parallel = True
-
-    def __init__(self, task: MujocoTask, threads: int) -> None:
-        self.task, self.threads = task, threads
+    def __init__(self, task: MujocoTask) -> None:
+        self.task = task
         self.low, self.high = task.action_range
-        self.pool = ThreadPoolExecutor(threads)
         self.spec = int(
             mujoco.mjtState.mjSTATE_TIME
             | mujoco.mjtState.mjSTATE_QPOS
@@ -197,7 +190,8 @@ class MujocoWorlds(Worlds):
             data = self.data[i]
             mujoco.mj_resetData(model, data)
             data.qpos[:], data.qvel[:] = self.task.initial(np.random.default_rng(seed))
-        self._in_threads(np.arange(n), self._forward)
+            mujoco.mj_forward(model, data)
+            mujoco.mj_getState(model, data, self.rows[i], self.spec)
         self.lengths = np.zeros(n, dtype=int)
         self.state = self._read(np.arange(n))
         return self.task.observe(self.state)
@@ -210,9 +204,7 @@ class MujocoWorlds(Worlds):
                 f"{len(self.low)} actuators"
             )
         actions = np.clip(actions, self.low, self.high).astype(np.float32)
-        for i, action in zip(worlds, actions, strict=True):
-            self.ctrl[i][:] = action
-        self._in_threads(worlds, self._step)
+        self._advance(worlds, actions)
         before, after = _some(self.state, worlds), self._read(worlds)
         unstable = after.time < before.time + 0.5 * self.task.dt  # MuJoCo has reset itself
         rewards = np.asarray(self.task.reward(before, actions, after), dtype=float)
@@ -231,8 +223,7 @@ class MujocoWorlds(Worlds):
         return self.task.observe(after), rewards, terminated, truncated
 
     def close(self) -> None:
-        """End the threads, and let go of the worlds: each has megabytes for its contacts."""
-        self.pool.shutdown()
+        """Let go of them: each has megabytes for its contacts."""
         self.data, self.ctrl, self.fields = [], [], {}
 
     def _make(self, count: int) -> None:
@@ -248,21 +239,12 @@ class MujocoWorlds(Worlds):
             self.numbers = np.empty((count, mujoco.mj_stateSize(model, self.spec)))
             self.rows = list(self.numbers)
 
-    def _in_threads(self, worlds: Array, work: Callable[[list[int]], None]) -> None:
-        parts = np.array_split(worlds, min(len(worlds), SLICES * self.threads))
-        for _ in self.pool.map(work, [part.tolist() for part in parts]):
-            pass
-
-    def _forward(self, worlds: list[int]) -> None:
-        for i in worlds:
-            mujoco.mj_forward(self.task.model, self.data[i])
-            mujoco.mj_getState(self.task.model, self.data[i], self.rows[i], self.spec)
-
-    def _step(self, worlds: list[int]) -> None:
+    def _advance(self, worlds: Array, actions: Array) -> None:
         model, skip, spec = self.task.model, self.task.frame_skip, self.spec
         step, get_state = mujoco.mj_step, mujoco.mj_getState
-        for i in worlds:
+        for i, action in zip(worlds.tolist(), actions, strict=True):
             data = self.data[i]
+            self.ctrl[i][:] = action
             step(model, data, skip)
             if self.forces:
                 mujoco.mj_rnePostConstraint(model, data)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..evaluators import preserved
 from ..noise import derive_seed
 from ..policies import Normalize
 from ..population import Population, population_fitness
-from .episodes import Alone, Array, Episodes, Play, Worlds, joined
+from .episodes import Alone, Array, Episodes, Play, Worlds, joined, play, shares
 
 
 class EpisodeFitness(population_fitness[Array]):
@@ -28,7 +29,8 @@ class EpisodeFitness(population_fitness[Array]):
     generation, once it has been told.
 
     Args:
-        worlds: Makes the worlds; called once, when they are first needed.
+        worlds: Makes the worlds; called once, when they are first needed. Where there are several
+            `Worlds`, each plays its share of the population in a thread of its own.
         episodes: Of each member.
         max_steps: End an episode after so many steps; or a function generation → steps, for
             episodes that grow. None leaves it to the worlds.
@@ -38,7 +40,7 @@ class EpisodeFitness(population_fitness[Array]):
 
     def __init__(
         self,
-        worlds: Callable[[], Worlds],
+        worlds: Callable[[], Sequence[Worlds]],
         episodes: int = 1,
         max_steps: int | Callable[[int], int] | None = None,
         common_seeds: bool = True,
@@ -50,30 +52,25 @@ class EpisodeFitness(population_fitness[Array]):
         self.max_steps = max_steps
         self.common_seeds = common_seeds
         self._make_worlds = worlds
-        self._worlds: Worlds | None = None
+        self._worlds: Sequence[Worlds] = ()
         self._played: list[Episodes] = []
 
     @contextlib.contextmanager
-    def _open_worlds(self) -> Iterator[Worlds]:
+    def _open_worlds(self) -> Iterator[Sequence[Worlds]]:
         """The worlds; after an error they are closed, since they may be in the middle of a step."""
-        if self._worlds is None:
+        if not self._worlds:
             self._worlds = self._make_worlds()
-        threads = torch.get_num_threads()
-        if self._worlds.parallel:
-            torch.set_num_threads(1)
         try:
             yield self._worlds
         except BaseException:
             self.close()
             raise
-        finally:
-            torch.set_num_threads(threads)
 
     def close(self) -> None:
         """Let go of the worlds; they are made anew when they are needed."""
-        if self._worlds is not None:
-            self._worlds.close()
-            self._worlds = None
+        worlds, self._worlds = self._worlds, ()
+        for some in worlds:
+            some.close()
 
     def evaluate(
         self, model: nn.Module, episodes: int = 20, seed: int = 0, max_steps: int | None = None
@@ -88,13 +85,13 @@ class EpisodeFitness(population_fitness[Array]):
         """
         check_integer("episodes", episodes, at_least=1)
         seeds = np.array([_episode_seed(seed, "evaluation", e) for e in range(episodes)])
-        limit, parts = math.inf if max_steps is None else max_steps, []
+        limit = math.inf if max_steps is None else max_steps
         with torch.no_grad(), preserved(model), self._open_worlds() as worlds:
-            capacity = worlds.capacity or episodes
-            for start in range(0, episodes, capacity):
-                some = seeds[None, start : start + capacity]
-                parts.append(Play(Alone(model), worlds, some).run(limit))
-        return joined(parts)
+            jobs = [
+                functools.partial(Play, Alone(model), seeds=seeds[None, some])
+                for some in shares(episodes, 1, worlds)
+            ]
+            return joined(play(worlds, jobs, limit))
 
     def complete(self, model: nn.Module) -> dict[str, float]:
         """Take in what the generation's episodes showed; called once it has been told."""
@@ -118,20 +115,23 @@ class EpisodeFitness(population_fitness[Array]):
         seeds, limit = self._seeds(population), self._limit(population.generation)
         normalize = _normalizer(population.model)
         centre = None if normalize is None else normalize.mean.cpu().numpy()
-        returns, self._played = np.zeros(seeds.shape), []
         with population.folded() as everyone, self._open_worlds() as worlds:
-            capacity = worlds.capacity or seeds.size
-            rows = min(self.episodes, capacity)
-            batches = math.ceil(len(seeds) / max(1, capacity // rows))
-            members = math.ceil(len(seeds) / batches)  # even ones: see FEW_ROWS
-            for first in range(0, len(seeds), members):
-                some = range(first, min(first + members, len(seeds)))
-                policy = everyone if len(some) == len(seeds) else everyone.subset(some)
-                for row in range(0, self.episodes, rows):
-                    part = slice(some.start, some.stop), slice(row, row + rows)
-                    play = Play(policy, worlds, seeds[part], centre)
-                    self._played.append(play.run(limit))
-                    returns[part] = self._played[-1].returns.reshape(len(some), -1)
+            rows = min(self.episodes, worlds[0].capacity or self.episodes)
+            parts = [
+                (some, slice(row, row + rows))
+                for row in range(0, self.episodes, rows)
+                for some in shares(len(seeds), rows, worlds)
+            ]
+            jobs = [
+                functools.partial(
+                    Play, everyone.subset(some), seeds=seeds[some, row], centre=centre
+                )
+                for some, row in parts
+            ]
+            self._played = play(worlds, jobs, limit)
+        returns = np.zeros(seeds.shape)
+        for (some, row), episodes in zip(parts, self._played, strict=True):
+            returns[some, row] = episodes.returns.reshape(len(some), -1)
         mean: Array = returns.mean(axis=1)
         return mean
 

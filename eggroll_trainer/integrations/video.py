@@ -44,7 +44,7 @@ def film(
     """
     renderer = _renderer(task, size)
     view = _following(distance) if camera is None else camera
-    worlds = MujocoWorlds(task, threads=1)
+    worlds = MujocoWorlds(task)
     try:
         with torch.no_grad():
             play = Play(Alone(policy), worlds, np.array([[seed]]))

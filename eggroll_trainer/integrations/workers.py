@@ -1,4 +1,4 @@
-"""Environments in processes of their own: a few processes, many environments each."""
+"""Environments in a process of their own."""
 
 from __future__ import annotations
 
@@ -18,117 +18,68 @@ from .episodes import Array, Worlds
 
 
 class WorkerWorlds(Worlds):
-    """Worlds shared out among processes, which start once; world `i` is in process `i % workers`.
+    """Environments in a process of their own, which starts once.
 
     Args:
         make_env: Makes an environment; sent by cloudpickle, so it may be a lambda.
-        num_envs: How many in all.
-        workers: Processes.
+        count: How many.
         convert: The policies' outputs → actions, one a row.
     """
 
-    parallel = True
-
     def __init__(
-        self,
-        make_env: Callable[[], Any],
-        num_envs: int,
-        workers: int,
-        convert: Callable[[Array], Any],
+        self, make_env: Callable[[], Any], count: int, convert: Callable[[Array], Any]
     ) -> None:
-        self.capacity = num_envs
+        self.capacity = count
         self.convert = convert
-        self.count = min(workers, num_envs)
-        self.pipes: list[Connection] = []
-        self.processes: list[Any] = []
-        made = cloudpickle.dumps(make_env)
-        try:
-            for worker in range(self.count):
-                envs = len(range(worker, num_envs, self.count))
-                here, there = multiprocessing.Pipe()
-                process = multiprocessing.Process(
-                    target=_work, args=(there, made, envs), daemon=True
-                )
-                process.start()
-                there.close()
-                self.pipes.append(here)
-                self.processes.append(process)
-            for worker in range(self.count):
-                self._receive(worker)
-        except BaseException:
-            self.close()
-            raise
+        self.pipe, there = multiprocessing.Pipe()
+        self.process = multiprocessing.Process(
+            target=_work, args=(there, cloudpickle.dumps(make_env), count), daemon=True
+        )
+        self.process.start()
+        there.close()
 
     def reset(self, seeds: Sequence[int]) -> Array:
         """Begin an episode in each of the first worlds."""
-        results = self._ask(
-            "reset", [(list(seeds[worker :: self.count]),) for worker in range(self.count)]
-        )
-        return self._merge(np.arange(len(seeds)), results)[0]
+        observations: Array = self._ask("reset", list(seeds))
+        return observations
 
     def step(self, worlds: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
         """Step some of the worlds."""
-        converted = np.asarray(self.convert(actions))
-        parts = [worlds % self.count == worker for worker in range(self.count)]
-        results = self._ask(
-            "step", [(worlds[part] // self.count, converted[part]) for part in parts]
+        observations, rewards, terminated, truncated = self._ask(
+            "step", worlds, np.asarray(self.convert(actions))
         )
-        observations, rewards, terminated, truncated = self._merge(worlds, results)
         return observations, rewards, terminated, truncated
 
-    def _merge(self, worlds: Array, results: list[Any]) -> list[Array]:
-        """The workers' arrays, in the order of the worlds."""
-        some = next(result for result in results if result is not None)
-        merged = [np.empty((len(worlds), *array.shape[1:]), array.dtype) for array in some]
-        for worker, result in enumerate(results):
-            if result is not None:
-                for whole, part in zip(merged, result, strict=True):
-                    whole[worlds % self.count == worker] = part
-        return merged
-
-    def _ask(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """Call a method in every worker that has something to do."""
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the `EnvWorlds` there."""
+        with contextlib.suppress(OSError):  # a dead process: receiving says so
+            self.pipe.send((name, arguments))
         try:
-            busy = [worker for worker in range(self.count) if len(arguments[worker][0])]
-            for worker in busy:
-                with contextlib.suppress(OSError):  # a dead one: receiving says so
-                    self.pipes[worker].send((name, arguments[worker]))
-            results: list[Any] = [None] * self.count
-            for worker in busy:
-                results[worker] = self._receive(worker)
-            return results
-        except BaseException:  # what workers still have to say would answer the next question
-            self.close()
-            raise
-
-    def _receive(self, worker: int) -> Any:
-        try:
-            good, result = self.pipes[worker].recv()
+            good, result = self.pipe.recv()
         except (EOFError, OSError):
-            self.processes[worker].join(timeout=5)
+            self.process.join(timeout=5)
             raise FitnessError(
-                f"environment process {worker} of {self.count} died, with the exit code "
-                f"{self.processes[worker].exitcode}. If it never started: a program that uses "
+                f"the environment process {self.process.name} died, with the exit code "
+                f"{self.process.exitcode}. If it never started: a program that uses "
                 'workers needs the guard `if __name__ == "__main__":`'
             ) from None
         if not good:
-            raise FitnessError(f"in environment process {worker}: {result}")
+            raise FitnessError(f"in {self.process.name}: {result}")
         return result
 
     def close(self) -> None:
-        """End the processes."""
-        for pipe in self.pipes:
-            pipe.close()  # they end when there is nobody to answer
-        for process in self.processes:
-            process.join(timeout=2)
-            if process.is_alive():
-                process.terminate()
-                process.join()
-        self.pipes, self.processes = [], []
+        """End the process."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(("close", ()))
+        self.pipe.close()
+        self.process.join(timeout=2)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
 
 
 def _work(pipe: Connection, made: bytes, count: int) -> None:
-    """What a process does: answer calls of its worlds' methods until the pipe closes."""
+    """What a process does: answer calls of its worlds' methods, the last of which is `close`."""
     from .gymnasium import EnvWorlds
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
@@ -136,14 +87,14 @@ def _work(pipe: Connection, made: bytes, count: int) -> None:
     try:
         make_env = cloudpickle.loads(made)
         worlds = EnvWorlds([make_env() for _ in range(count)], convert=lambda actions: actions)
-        pipe.send((True, None))
         while True:
             while not pipe.poll(5):  # a killed trainer leaves a pipe that other workers hold open
                 if parent is not None and not parent.is_alive():
                     return
             name, arguments = pipe.recv()
-            result = getattr(worlds, name)(*arguments)
-            pipe.send((True, result if isinstance(result, tuple) else (result,)))
+            pipe.send((True, getattr(worlds, name)(*arguments)))
+            if name == "close":
+                return
     except EOFError:
         return
     except BaseException as error:

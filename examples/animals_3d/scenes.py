@@ -39,7 +39,9 @@ class Animal(MujocoTask):
         """Metres forward in a second, held straight."""
         speed = (after.qpos[:, :2] - before.qpos[:, :2]) / self.dt
         forward = np.minimum(speed[:, 0], self.top_speed) - 0.3 * np.abs(speed[:, 1])
-        return forward + 0.5 * ahead(after) - self.control_cost * np.square(action).sum(axis=1)
+        return (
+            forward + 0.5 * (ahead(after) - 1) - self.control_cost * np.square(action).sum(axis=1)
+        )
 
     def terminated(self, state: State) -> Array:
         """When it has rolled over."""

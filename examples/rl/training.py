@@ -6,8 +6,8 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ class Settings:
     hidden: tuple[int, ...] = (64, 64)
     shaping: Any = "standardize"
     episodes: int = 1
+    steps: tuple[int, int] | None = None  # most of an episode, at the beginning and at the end
+    # What training changes about a MuJoCo task: a bonus for staying alive teaches to stand still
+    # first. What is reported is always the task's own reward.
+    task: Mapping[str, float] = field(default_factory=dict)
 
 
 class Clock(Callback):
@@ -87,6 +91,9 @@ def train(
         share = (1 + math.cos(math.pi * clock.progress)) / 2
         return settings.final + (1 - settings.final) * share
 
+    if settings.steps is not None:
+        first, last = settings.steps
+        fitness.max_steps = lambda _: round(first + (last - first) * clock.progress)
     trainer = EGGROLLTrainer(
         policy.parameters(),
         policy,

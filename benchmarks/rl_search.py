@@ -1,0 +1,86 @@
+"""Settings of `examples/rl/train_mujoco.py`, one change at a time, on seeds that no report uses.
+
+    python benchmarks/rl_search.py --task Hopper --minutes 4
+
+A line for each change is added to `results/rl_search.jsonl`; one that is there is not tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples" / "rl"))
+import train_mujoco  # noqa: E402
+
+from eggroll_trainer import top_directions  # noqa: E402
+
+SEED = 100
+BONUS = "healthy_reward"
+CHANGES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "linear": {"hidden": ()},
+    "32·32": {"hidden": (32, 32)},
+    "64·64": {"hidden": (64, 64)},
+    "32 members": {"population_size": 32},
+    "64 members": {"population_size": 64},
+    "128 members": {"population_size": 128},
+    "256 members": {"population_size": 256},
+    "σ 0.02": {"sigma": 0.02},
+    "σ 0.03": {"sigma": 0.03},
+    "σ 0.05": {"sigma": 0.05},
+    "σ 0.1": {"sigma": 0.1},
+    "rate 0.15": {"learning_rate": 0.15},
+    "rate 0.6": {"learning_rate": 0.6},
+    "rate 1": {"learning_rate": 1.0},
+    "ranks": {"shaping": "centered_rank"},
+    "z-scores": {"shaping": "standardize"},
+    "top half": {"shaping": top_directions(0.5)},
+    "top quarter": {"shaping": top_directions(0.25)},
+    "no bonus": {"task": {BONUS: 0.0}},
+    "bonus 0.1": {"task": {BONUS: 0.1}},
+    "bonus 0.3": {"task": {BONUS: 0.3}},
+    "bonus 1": {"task": {BONUS: 1.0}},
+    "100 steps, growing": {"steps": (100, 1000)},
+    "200 steps, growing": {"steps": (200, 1000)},
+    "400 steps, growing": {"steps": (400, 1000)},
+    "2 episodes": {"episodes": 2},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument("--changes", nargs="+", choices=tuple(CHANGES), default=list(CHANGES))
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "rl_search.jsonl")
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = args.out.read_text().splitlines() if args.out.exists() else []
+    known = {json.dumps(json.loads(line)["settings"]) for line in lines}
+    for change in args.changes:
+        settings = replace(train_mujoco.SETTINGS[args.task], **CHANGES[change])
+        described = [args.task, args.minutes, str(settings)]
+        if json.dumps(described) in known:
+            continue
+        _, _, clock, returns = train_mujoco.run(args.task, settings, 60 * args.minutes, SEED)
+        found = {
+            "task": args.task,
+            "change": change,
+            "return": round(float(returns.mean()), 1),
+            "curve": [round(point["return"], 1) for point in clock.curve],
+            "steps": clock.steps,
+            "settings": described,
+        }
+        print(f"{args.task}, {change}: {found['return']:,} after {clock.steps / 1e6:.1f} M steps")
+        with args.out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
