@@ -102,8 +102,8 @@ def test_the_others_as_programs(name: str, tmp_path: Path, monkeypatch: Any, cap
     ("program", "options", "files"),
     [
         (train_gymnasium, "--env Pendulum-v1", ""),
-        (train_mujoco, "--task Swimmer --population 8", "film.gif strip.png"),
-        (train_mujoco, f"--task {SCENES}:Fish --population 8", "film.gif strip.png"),
+        (train_mujoco, "--task Swimmer --population 8", "film.webp strip.png"),
+        (train_mujoco, f"--task {SCENES}:Fish --population 8", "film.webp strip.png"),
     ],
 )
 def test_policies_as_programs(
