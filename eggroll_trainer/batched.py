@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .batched_pass import BatchedPass
 from .errors import NotBatchableError
 from .evaluators import Evaluator, preserved
 from .folded import FoldedPass, check_alone
-from .graphs import trace
 from .inputs import Inputs
 from .lowrank import LowRankTensor, Trace
 from .noise import keyed_global_rng
@@ -54,7 +54,7 @@ class BatchedEvaluator(Evaluator):
         self.chunk_size = chunk_size
         self.randomness = randomness
         self.seen = self.trace = Trace()
-        self.graphs: dict[Any, dict[Any, Callable[..., Any]]] = {}  # of folded passes, by modes
+        self.graphs: dict[Any, dict[Any, Any]] = {}  # of folded passes, by modes
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Choose the chunk that another run chose, unless the user has said one."""
@@ -102,14 +102,14 @@ class BatchedEvaluator(Evaluator):
             len(members),
             _tensors(population, owner, chunk, len(members)),
             run,
-            self.graph,
+            self.finish,
             self.graphs.setdefault(owner.modes, {}),
             check,
         )
 
-    def graph(self, function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-        """A function of nested tensors as one of flat tensors."""
-        return trace(function, *args).forward
+    def finish(self, graph: GraphModule) -> Callable[..., Any]:
+        """A graph, to be called many times."""
+        return graph.forward
 
     def _size(self, population: Population) -> int:
         """Members of the next chunk: whole directions, the smallest number for the first one."""

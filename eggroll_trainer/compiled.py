@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten
 
 from .batched import BatchedEvaluator, Own, Owner, Shared
@@ -47,15 +48,15 @@ class CompiledEvaluator(BatchedEvaluator):
         leaves, spec = tree_flatten((own, shared))
         key = (owner.modes, str(dims), str(spec), signature(leaves))
         if key not in self._compiled:
-            self._compiled[key] = self.graph(
-                lambda own, shared: self.batched_pass(owner, own, dims, shared), own, shared
+            self._compiled[key] = self.finish(
+                trace(lambda own, shared: self.batched_pass(owner, own, dims, shared), own, shared)
             )
         return self._compiled[key](*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
 
-    def graph(self, function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-        """A function of nested tensors as a compiled one of flat tensors."""
+    def finish(self, graph: GraphModule) -> Callable[..., Any]:
+        """A graph, compiled."""
         # Random numbers from torch's generators, which are seeded for each chunk.
         compiled: Callable[..., Any] = torch.compile(
-            trace(function, *args).forward, dynamic=False, options={"fallback_random": True}
+            graph.forward, dynamic=False, options={"fallback_random": True}
         )
         return compiled

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .errors import NotBatchableError, PopulationSizeError
-from .graphs import signature
+from .graphs import signature, split, trace
 
 if TYPE_CHECKING:
     from .population import Population
@@ -103,8 +104,9 @@ class FoldedPass:
         members: How many.
         weights: What the members' weights are made of: any nesting of tensors.
         run: `run(weights, args) -> result`, with a leading member axis in `args` and `result`.
-        trace: Makes a graph of a function and its arguments.
-        graphs: The graphs so far; they outlive a generation.
+        finish: Makes a graph ready to be called.
+        graphs: The graphs so far, and those of what their weights need but once; they outlive a
+            generation.
         check: `check(args, result)` raises unless the members alone do the same; called for each
             new graph.
     """
@@ -114,12 +116,12 @@ class FoldedPass:
         members: int,
         weights: Any,
         run: Run,
-        trace: Callable[..., Run],
-        graphs: dict[Any, Run],
+        finish: Callable[[GraphModule], Run],
+        graphs: dict[Any, tuple[Run, Run]],
         check: Callable[[Any, Any], None],
     ) -> None:
         self.members, self.weights, self.run = members, weights, run
-        self.trace, self.graphs, self.check = trace, graphs, check
+        self.finish, self.graphs, self.check = finish, graphs, check
         leaves, spec = tree_flatten(weights)
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.signature = (members, str(spec), signature(leaves))
@@ -132,14 +134,21 @@ class FoldedPass:
         if key not in self.known:
             with MAKING:
                 self.known[key] = self._graph((*self.signature, str(spec), key), args, tensors)
-        return self.known[key](*self.tensors, *tensors)
+        return self.known[key](*tensors)
 
     def _graph(self, key: Any, args: Any, tensors: list[Tensor]) -> Run:
-        if key not in self.graphs:
-            graph = self.trace(self._folded, self.weights, args)
-            self.check(args, graph(*self.tensors, *tensors))
-            self.graphs[key] = graph
-        return self.graphs[key]
+        known = self.graphs.get(key)
+        early, late = known or self._traced(args)
+        run = functools.partial(late, *early(*self.tensors))
+        if known is None:
+            self.check(args, run(*tensors))
+            self.graphs[key] = early, late
+        return run
+
+    def _traced(self, args: Any) -> tuple[Run, Run]:
+        """What is run once for the weights, and what is run with each call."""
+        early, late = split(trace(self._folded, self.weights, args), len(self.tensors))
+        return early.forward, self.finish(late)
 
     def _folded(self, weights: Any, args: Any) -> Any:
         def unfold(x: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -36,6 +38,80 @@ def trace(function: Callable[..., Any], *args: Any) -> GraphModule:
         return make_fx(run, decomposition_table=DECOMPOSITIONS)(*tensors)
 
 
+def split(graph: GraphModule, first: int) -> tuple[GraphModule, GraphModule]:
+    """Two graphs in place of one: what depends on its first inputs alone, and the rest.
+
+    Views that change nothing are left out.
+
+    Args:
+        graph: A graph of `trace`.
+        first: How many inputs those are.
+
+    Returns:
+        `early(*first inputs) → values`, and `late(*values, *other inputs) → result`. Random numbers
+        are drawn late. Where the rest writes into what would be early, nothing is early.
+    """
+    nodes = list(graph.graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"][:first]
+    early = set(inputs)
+    for node in nodes:
+        if _is_fixed(node) and early.issuperset(node.all_input_nodes):
+            early.add(node)
+    if any(early.intersection(_written(node)) for node in nodes):
+        early = set(inputs)
+    begin, end = Graph(), Graph()
+    known: dict[Node, Node] = {}
+    for node in nodes:
+        if node in early:
+            known[node] = begin.node_copy(node, known.__getitem__)
+    kept = [node for node in known if not early.issuperset(node.users)]
+    begin.output(tuple(known[node] for node in kept))
+    known = {node: end.placeholder(node.name) for node in kept}
+    for node in nodes:
+        if node not in early:
+            same = _changes_nothing(node)
+            known[node] = (
+                known[node.all_input_nodes[0]] if same else end.node_copy(node, known.__getitem__)
+            )
+    return GraphModule(graph, begin), GraphModule(graph, end)
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether it gives the same for the same inputs, and has some."""
+    if isinstance(node.target, OpOverload):
+        free = torch.Tag.nondeterministic_seeded in node.target.tags
+        return bool(node.all_input_nodes) and not free and not node.target._schema.is_mutable
+    return node.op == "get_attr" or node.target is operator.getitem
+
+
+def _written(node: Node) -> list[Node]:
+    """What it writes into."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
+    written = [
+        (given | node.kwargs).get(argument.name)
+        for argument in node.target._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [value for value in written if isinstance(value, Node)]
+
+
+def _changes_nothing(node: Node) -> bool:
+    """Whether it is a view of its whole input as it is."""
+    if node.target not in VIEWS:
+        return False
+    before, after = node.all_input_nodes[0].meta["tensor_meta"], node.meta["tensor_meta"]
+    return bool(before.shape == after.shape and before.stride == after.stride)
+
+
+VIEWS = (
+    torch.ops.aten.alias.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.view.default,
+)
+
+
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """What a graph depends on: the make of each tensor, the value of anything else."""
     return tuple(
@@ -46,23 +122,22 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _accumulated(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Any:
+def _accumulated(add: Callable[..., Tensor]) -> Callable[..., Any]:
     """`baddbmm` as a sum of outer products, where there are few."""
-    if batch1.shape[2] > FEW or (beta, alpha) != (1, 1):
-        return NotImplemented
-    for j in range(batch1.shape[2]):
-        input = input + batch1[..., j : j + 1] * batch2[:, j : j + 1]
-    return input
 
+    def run(
+        input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Any:
+        if batch1.shape[2] > FEW or (beta, alpha) != (1, 1):
+            return NotImplemented
+        for j in range(batch1.shape[2]):
+            input = add(input, batch1[..., j : j + 1], batch2[:, j : j + 1])
+        return input
 
-def _accumulated_in_place(input: Tensor, batch1: Tensor, batch2: Tensor, **scales: float) -> Any:
-    result = _accumulated(input, batch1, batch2, **scales)
-    return result if result is NotImplemented else input.copy_(result)
+    return run
 
 
 DECOMPOSITIONS = {
-    torch.ops.aten.baddbmm.default: _accumulated,
-    torch.ops.aten.baddbmm_.default: _accumulated_in_place,
+    torch.ops.aten.baddbmm.default: _accumulated(torch.addcmul),
+    torch.ops.aten.baddbmm_.default: _accumulated(Tensor.addcmul_),
 }
