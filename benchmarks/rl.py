@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import multiprocessing
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,7 @@ from eggroll_trainer.integrations.mujoco import MujocoReturn, MujocoTask, Mujoco
 from eggroll_trainer.integrations.mujoco_tasks import HalfCheetah, make_task
 from eggroll_trainer.policies import Policy
 
-STEPS = 60
+STEPS = 200
 TASKS: dict[str, dict[str, Any]] = {
     "HalfCheetah": {},
     "Ant": {"contacts": False},
@@ -79,10 +80,8 @@ def mujoco_row(name: str, members: int, threads: int, seconds: float) -> list[st
     return [name, f"{members:,}", f"{rates['bare']:,.0f}", *shares]
 
 
-def mujoco_report(threads: int, seconds: float) -> str:
-    rows = [
-        mujoco_row(name, members, threads, seconds) for name in TASKS for members in (64, 256, 1024)
-    ]
+def mujoco_report(tasks: Sequence[str], sizes: Sequence[int], threads: int, seconds: float) -> str:
+    rows = [mujoco_row(name, members, threads, seconds) for name in tasks for members in sizes]
     title = (
         f"Control steps per second, {threads} threads: `mujoco.rollout` alone, with random "
         "actions; and policies, observations, rewards and endings in the loop (share of it). "
@@ -91,7 +90,7 @@ def mujoco_report(threads: int, seconds: float) -> str:
     return title + table(["task", "members", "rollout alone", *POLICIES], rows)
 
 
-def gymnasium_report(workers: int, seconds: float, envs: int = 32) -> str:
+def gymnasium_report(workers: int, seconds: float, envs: int = 64) -> str:
     """`EpisodeReturn` against processes that step environments and do nothing else."""
     rows = []
     for name in ("HalfCheetah", "Ant"):
@@ -170,10 +169,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each contestant")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--members", nargs="+", type=int, default=[64, 256, 1024])
     args = parser.parse_args()
     print(f"On {hardware()}, MuJoCo {mujoco.__version__}.\n")
     print(gymnasium_report(args.threads, args.seconds), "\n")  # forks: before memory is taken
-    print(mujoco_report(args.threads, args.seconds))
+    print(mujoco_report(args.tasks, args.members, args.threads, args.seconds))
 
 
 if __name__ == "__main__":

@@ -168,17 +168,11 @@ class MujocoWorlds(Worlds):
     def __init__(self, task: MujocoTask) -> None:
         self.task = task
         self.low, self.high = task.action_range
-        self.spec = int(
-            mujoco.mjtState.mjSTATE_TIME
-            | mujoco.mjtState.mjSTATE_QPOS
-            | mujoco.mjtState.mjSTATE_QVEL
-        )
         self.forces = "cfrc_ext" in task.fields or "cacc" in task.fields
         self.data: list[Any] = []
         self.ctrl: list[Array] = []
-        self.fields: dict[str, list[Array]] = {name: [] for name in task.fields}
-        self.numbers = np.empty((0, 0))
-        self.rows: list[Array] = []
+        # What is read of each world, as views: a call of MuJoCo for each would cost more.
+        self.views: dict[str, list[Array]] = {name: [] for name in ("qpos", "qvel", *task.fields)}
         self.state = State(np.empty(0), np.empty(0), np.empty(0), {})
         self.lengths = np.empty(0, dtype=int)
 
@@ -191,7 +185,6 @@ class MujocoWorlds(Worlds):
             mujoco.mj_resetData(model, data)
             data.qpos[:], data.qvel[:] = self.task.initial(np.random.default_rng(seed))
             mujoco.mj_forward(model, data)
-            mujoco.mj_getState(model, data, self.rows[i], self.spec)
         self.lengths = np.zeros(n, dtype=int)
         self.state = self._read(np.arange(n))
         return self.task.observe(self.state)
@@ -224,7 +217,7 @@ class MujocoWorlds(Worlds):
 
     def close(self) -> None:
         """Let go of them: each has megabytes for its contacts."""
-        self.data, self.ctrl, self.fields = [], [], {}
+        self.data, self.ctrl, self.views = [], [], {}
 
     def _make(self, count: int) -> None:
         """Have at least so many worlds."""
@@ -233,28 +226,26 @@ class MujocoWorlds(Worlds):
             data = mujoco.MjData(model)
             self.data.append(data)
             self.ctrl.append(data.ctrl)
-            for name, views in self.fields.items():
+            for name, views in self.views.items():
                 views.append(getattr(data, name))
-        if len(self.rows) < count:
-            self.numbers = np.empty((count, mujoco.mj_stateSize(model, self.spec)))
-            self.rows = list(self.numbers)
 
     def _advance(self, worlds: Array, actions: Array) -> None:
-        model, skip, spec = self.task.model, self.task.frame_skip, self.spec
-        step, get_state = mujoco.mj_step, mujoco.mj_getState
+        model, skip, step = self.task.model, self.task.frame_skip, mujoco.mj_step
         for i, action in zip(worlds.tolist(), actions, strict=True):
             data = self.data[i]
             self.ctrl[i][:] = action
             step(model, data, skip)
             if self.forces:
                 mujoco.mj_rnePostConstraint(model, data)
-            get_state(model, data, self.rows[i], spec)
 
     def _read(self, worlds: Array) -> State:
-        nq = self.task.model.nq
-        numbers = self.numbers[worlds]
-        fields = {name: np.stack([views[i] for i in worlds]) for name, views in self.fields.items()}
-        return State(numbers[:, 0], numbers[:, 1 : 1 + nq], numbers[:, 1 + nq :], fields)
+        some = worlds.tolist()
+        fields = {
+            name: np.concatenate([views[i] for i in some]).reshape(len(some), *views[0].shape)
+            for name, views in self.views.items()
+        }
+        time = np.array([self.data[i].time for i in some])
+        return State(time, fields.pop("qpos"), fields.pop("qvel"), fields)
 
 
 def _some(state: State, worlds: Array) -> State:
