@@ -26,13 +26,13 @@ demo: $(STAMP) ## EGGROLL and dense ES on handwritten digits: bars, a table, a p
 DATA_DIR ?=
 DATA := $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
-examples: $(STAMP) ## every example, on a small budget (eight minutes)
+examples: $(STAMP) ## every example, on a small budget (under ten minutes)
 	@$(BIN)/python examples/basic_example.py --seconds 5
 	@$(BIN)/python examples/custom_algorithm.py --seconds 30
-	@$(BIN)/python examples/comparison_framework.py --forward-passes 5e6 --seeds 2 $(DATA)
-	@$(BIN)/python examples/mnist_comparison.py --seconds 15 $(DATA)
-	@$(BIN)/python examples/nondifferentiable.py --seconds 8 $(DATA)
-	@$(BIN)/python examples/run_all_comparisons.py --seconds 8 $(DATA)
+	@$(BIN)/python examples/comparison_framework.py --forward-passes 3e6 --seeds 2 $(DATA)
+	@$(BIN)/python examples/mnist_comparison.py --seconds 12 $(DATA)
+	@$(BIN)/python examples/nondifferentiable.py --seconds 6 $(DATA)
+	@$(BIN)/python examples/run_all_comparisons.py --seconds 6 $(DATA)
 
 MINUTES ?= 10
 mnist: $(STAMP) ## EGGROLL on MNIST for MINUTES=10, SGD and Adam for one (DATA_DIR=folder)

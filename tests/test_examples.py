@@ -24,6 +24,8 @@ import train_gymnasium
 import train_mujoco
 import utils
 
+from eggroll_trainer import EGGROLLTrainer
+from eggroll_trainer.integrations.mujoco import MujocoReturn
 from eggroll_trainer.policies import Policy
 
 SCENES = Path(__file__).parent.parent / "examples" / "animals_3d" / "scenes.py"
@@ -133,3 +135,26 @@ def test_without_a_way_to_draw_all_but_the_pictures_is_there(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "no pictures: MuJoCo cannot draw here" in done.stdout
     assert {p.name for p in tmp_path.iterdir()} == {"policy.pt", "results.json", "curve.png"}
+
+
+@pytest.mark.slow
+def test_a_scene_that_is_shipped_is_learnt() -> None:
+    """Six legs, from standing to walking."""
+    fitness = MujocoReturn(train_mujoco.load_task(f"{SCENES}:Hexapod"), max_steps=100)
+    low, high = fitness.task.action_range
+    policy = Policy(
+        fitness.task.observation_size,
+        fitness.task.action_size,
+        (),
+        low=low,
+        high=high,
+        squash=False,
+    )
+    untrained = fitness.evaluate(policy, 8, max_steps=100).returns.mean()
+    trainer = EGGROLLTrainer(
+        policy.parameters(), policy, fitness, 64, learning_rate=0.3, sigma=0.1, seed=0
+    )
+    trainer.train(15, verbose=False)
+    assert untrained < 2
+    assert fitness.evaluate(policy, 8, max_steps=100).returns.mean() > 15
+    fitness.close()
