@@ -39,7 +39,7 @@ mnist: $(STAMP) ## EGGROLL on MNIST for MINUTES=10, SGD and Adam for one (DATA_D
 	@$(BIN)/python examples/mnist_comparison.py --seconds $$((60 * $(MINUTES))) --hidden 128 --compile \
 		--baseline-seconds 60 --out results/mnist $(DATA)
 
-figures: $(STAMP) ## the figures and numbers of every example, into docs/images (an hour)
+figures: $(STAMP) ## the figures and numbers of every example, into docs/images (an hour and a half)
 	@$(BIN)/python examples/basic_example.py --seconds 40 --out docs/images/basic_example
 	@$(BIN)/python examples/custom_algorithm.py --out docs/images/custom_algorithm
 	@$(BIN)/python examples/comparison_framework.py --forward-passes 50e6 \
@@ -49,6 +49,8 @@ figures: $(STAMP) ## the figures and numbers of every example, into docs/images 
 	@$(BIN)/python examples/nondifferentiable.py --seconds 30 --out docs/images/nondifferentiable $(DATA)
 	@$(BIN)/python examples/run_all_comparisons.py --seconds 120 --compile \
 		--out docs/images/run_all_comparisons $(DATA)
+	@$(BIN)/python examples/run_all_comparisons.py --only Transformer --methods EGGROLL --seconds 300 \
+		--compile --out docs/images/transformer_5_minutes $(DATA)
 
 rl-demo: $(STAMP) ## a HalfCheetah learns to run, with pictures (three minutes)
 	@$(BIN)/python examples/rl/train_mujoco.py --task HalfCheetah --minutes 2.4 --out results/rl-demo

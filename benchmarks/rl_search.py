@@ -55,27 +55,29 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", required=True)
+    parser.add_argument("--task", required=True, choices=tuple(train_mujoco.SETTINGS))
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--changes", nargs="+", choices=tuple(CHANGES), default=list(CHANGES))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "rl_search.jsonl")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
-    known = {json.dumps(json.loads(line)["settings"]) for line in lines}
+    tried = [json.loads(line) for line in lines]
+    known = {(run["task"], run["minutes"], run["change"]) for run in tried}
+    usual = train_mujoco.SETTINGS[args.task]
     for change in args.changes:
-        settings = replace(train_mujoco.SETTINGS[args.task], **CHANGES[change])
-        described = [args.task, args.minutes, str(settings)]
-        if json.dumps(described) in known:
+        settings = replace(usual, **CHANGES[change])
+        no_change = CHANGES[change] and settings == usual
+        if no_change or (args.task, args.minutes, change) in known:
             continue
         _, _, clock, returns = train_mujoco.run(args.task, settings, 60 * args.minutes, SEED)
         found = {
             "task": args.task,
+            "minutes": args.minutes,
             "change": change,
             "return": round(float(returns.mean()), 1),
             "curve": [round(point["return"], 1) for point in clock.curve],
             "steps": clock.steps,
-            "settings": described,
         }
         print(f"{args.task}, {change}: {found['return']:,} after {clock.steps / 1e6:.1f} M steps")
         with args.out.open("a") as file:

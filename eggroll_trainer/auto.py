@@ -13,7 +13,6 @@ from .checks import check_choice, check_integer
 from .compiled import CompiledEvaluator
 from .errors import ConfigurationError, EggrollWarning, FitnessError
 from .evaluators import Evaluator, SequentialEvaluator
-from .folded import MAKING
 from .inputs import Inputs
 from .lowrank import Trace
 
@@ -104,8 +103,7 @@ class AutoEvaluator(Evaluator):
                 except Exception as error:
                     reason = explain_refusal(error)
             if alone is None:
-                with MAKING:
-                    alone = self.sequential.fold(population, members, checked)
+                alone = self.sequential.fold(population, members, checked)
             result = alone(*args)  # a mistake of the user's own raises here again
             if reason is not None:
                 self._fall_back(reason)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Run = Callable[..., Any]
 
-# Threads run graphs side by side, but tracing one changes torch's modules for a while, and copies
-# of the model are made of the model: one at a time. (Reentrant: a fold is made within a call.)
+# Threads run graphs side by side. But while one is traced, torch's modules behave otherwise and the
+# model holds stand-ins for its weights: nobody else may trace, or copy the model, meanwhile.
 MAKING = threading.RLock()
 
 
@@ -160,7 +160,8 @@ class FoldedPass:
 
 def in_turn(population: Population, members: Sequence[int]) -> Run:
     """The members one after another, each on its own rows."""
-    modules = [population.member(index) for index in members]
+    with MAKING:
+        modules = [population.member(index) for index in members]
 
     def run(*args: Any) -> Any:
         results = [module(*rows_of(args, i, len(modules))) for i, module in enumerate(modules)]

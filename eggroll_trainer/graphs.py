@@ -19,6 +19,13 @@ from .noise import keyed_global_rng
 # more, and a compiler fuses sums with what stands around them (the bias, the activation).
 FEW = 4
 
+# Operations that may hand on their input as it is.
+VIEWS = (
+    torch.ops.aten.alias.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.view.default,
+)
+
 
 def trace(function: Callable[..., Any], *args: Any) -> GraphModule:
     """The operations of `function(*args)`, as a function of the tensors in `args`, flat.
@@ -68,11 +75,12 @@ def split(graph: GraphModule, first: int) -> tuple[GraphModule, GraphModule]:
     begin.output(tuple(known[node] for node in kept))
     known = {node: end.placeholder(node.name) for node in kept}
     for node in nodes:
-        if node not in early:
-            same = _changes_nothing(node)
-            known[node] = (
-                known[node.all_input_nodes[0]] if same else end.node_copy(node, known.__getitem__)
-            )
+        if node in early:
+            continue
+        if _changes_nothing(node):
+            known[node] = known[node.all_input_nodes[0]]
+        else:
+            known[node] = end.node_copy(node, known.__getitem__)
     return GraphModule(graph, begin), GraphModule(graph, end)
 
 
@@ -103,13 +111,6 @@ def _changes_nothing(node: Node) -> bool:
         return False
     before, after = node.all_input_nodes[0].meta["tensor_meta"], node.meta["tensor_meta"]
     return bool(before.shape == after.shape and before.stride == after.stride)
-
-
-VIEWS = (
-    torch.ops.aten.alias.default,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.view.default,
-)
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:

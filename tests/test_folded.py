@@ -19,6 +19,7 @@ from eggroll_trainer import (
     PopulationSizeError,
     VanillaESTrainer,
 )
+from eggroll_trainer.graphs import split, trace
 
 
 class Memory(nn.Module):
@@ -148,6 +149,43 @@ def test_graphs_outlive_a_generation_and_take_its_weights() -> None:
         made.tell(torch.arange(8.0))
     (graphs,) = made.evaluator.graphs.values()  # type: ignore[attr-defined]
     assert len(graphs) == 1
+
+
+class Noisy(nn.Module):
+    """Drops weights, whatever the rows are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ nn.functional.dropout(self.layer.weight).T
+
+
+def test_what_is_computed_once_is_never_random() -> None:
+    population, x = asked(Noisy()), torch.ones(8, 4)
+    with population.folded(checked=False) as folded:
+        assert not torch.equal(folded(x), folded(x))
+
+
+def test_split_graphs_do_what_the_whole_did() -> None:
+    """Also where it writes into what the first inputs are: then nothing is computed once."""
+
+    def scaled(weight: Tensor, count: Tensor, x: Tensor) -> Tensor:
+        return x @ weight.exp().T + count.mul(2)
+
+    def counting(weight: Tensor, count: Tensor, x: Tensor) -> Tensor:
+        count.add_(1)
+        return scaled(weight, count, x)
+
+    x, weight = torch.randn(5, 3), torch.randn(2, 3)
+    for function, computes in ((scaled, True), (counting, False)):
+        early, late = split(trace(function, weight, torch.zeros(()), x), 2)
+        assert any(node.op == "call_function" for node in early.graph.nodes) == computes
+        mine, theirs = torch.zeros(()), torch.zeros(())
+        values = early(weight, mine)
+        for _ in range(3):
+            torch.testing.assert_close(late(*values, x), function(weight, theirs, x))
 
 
 def test_the_modes_of_modules_belong_to_a_graph() -> None:

@@ -91,7 +91,8 @@ def test_results_do_not_depend_on_threads() -> None:
         fitness = MujocoReturn(make_task("Ant", contacts=False), max_steps=40, threads=threads)
         trainer = make_trainer(fitness, policy)
         trainer.train(2, verbose=False)
-        histories.append(trainer.fitness_history)
+        centre = fitness.evaluate(policy, 20, max_steps=40).returns
+        histories.append((trainer.fitness_history, centre.tolist()))
         fitness.close()
     assert histories[0] == histories[1] == histories[2]
 

@@ -18,7 +18,7 @@ from ..evaluators import preserved
 from ..noise import derive_seed
 from ..policies import Normalize
 from ..population import Population, population_fitness
-from .episodes import Alone, Array, Episodes, Play, Worlds, joined, play, shares
+from .episodes import FEW_ROWS, Alone, Array, Episodes, Play, Worlds, joined, play, shares
 
 
 class EpisodeFitness(population_fitness[Array]):
@@ -87,9 +87,11 @@ class EpisodeFitness(population_fitness[Array]):
         seeds = np.array([_episode_seed(seed, "evaluation", e) for e in range(episodes)])
         limit = math.inf if max_steps is None else max_steps
         with torch.no_grad(), preserved(model), self._open_worlds() as worlds:
+            # So many at once, whatever holds the worlds: the last bits depend on the rows.
+            rows = min(FEW_ROWS, worlds[0].capacity or FEW_ROWS)
             jobs = [
-                functools.partial(Play, Alone(model), seeds=seeds[None, some])
-                for some in shares(episodes, 1, worlds)
+                functools.partial(Play, Alone(model), seeds=seeds[None, first : first + rows])
+                for first in range(0, episodes, rows)
             ]
             return joined(play(worlds, jobs, limit))
 

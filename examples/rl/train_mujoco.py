@@ -54,6 +54,7 @@ def run(
     """Train a policy; returns it, the task as it is, the clock, and 20 returns of the policy."""
     trained, real = load_task(name), load_task(name)
     for attribute, value in settings.task.items():
+        getattr(trained, attribute)  # one that the task does not have would change nothing
         setattr(trained, attribute, value)
     sizes = real.observation_size, real.action_size
     low, high = real.action_range
