@@ -22,14 +22,16 @@ import gymnasium
 import numpy as np
 import torch
 from sb3_contrib import ARS
+from sb3_contrib.common.vec_env import AsyncEval
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 from timing import hardware, table
 
 ROOT = Path(__file__).parent.parent
 TASKS = ("HalfCheetah", "Swimmer", "Hopper")
-ENVIRONMENTS = 2  # processes of the peers: one for each core
+CORES = 2  # the processes of the peers
+FOREVER = 10**9  # control steps: the clock ends a run
 POINTS = 15  # of a curve
 # The settings of RL Baselines3 Zoo for version 3 of these tasks (hyperparams/ars.yml, ppo.yml).
 ARS_SETTINGS: dict[str, dict[str, Any]] = {
@@ -86,8 +88,15 @@ PPO_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+class TimeIsUp(Exception):
+    """Ends a peer's run: ARS does not ask its callbacks whether to go on."""
+
+
 class Clock(BaseCallback):
-    """Ends a run after so many seconds; evaluates the policy on the way, off the clock."""
+    """Ends a run after so many seconds; evaluates the policy on the way, off the clock.
+
+    It looks between updates, where the policy is the one learnt and not a candidate of ARS.
+    """
 
     def __init__(self, seconds: float, evaluate: Callable[[int], float]) -> None:
         super().__init__()
@@ -96,35 +105,58 @@ class Clock(BaseCallback):
         self.curve: list[dict[str, float]] = []
 
     def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
         spent = time.perf_counter() - self.begun - self.paused
         if spent * POINTS >= self.seconds * (len(self.curve) + 1):
             now = time.perf_counter()
             point = {"seconds": spent, "steps": self.num_timesteps, "return": self.evaluate(5)}
             self.curve.append(point)
             self.paused += time.perf_counter() - now
-        return spent < self.seconds
+        if spent >= self.seconds:
+            raise TimeIsUp
 
 
-def make_peer(method: str, task: str, seed: int) -> tuple[Any, VecNormalize]:
-    """A model and its environments."""
-    settings = dict({"ARS": ARS_SETTINGS, "PPO": PPO_SETTINGS}[method][task])
-    maker = [lambda: gymnasium.make(f"{task}-v5")] * ENVIRONMENTS
+def learn_ars(task: str, seed: int, make_clock: Callable[..., Clock]) -> tuple[Any, VecEnv]:
+    """Candidates in turn, in a process for each core."""
+    settings = dict(ARS_SETTINGS[task])
     seen = settings.pop("norm_obs", True)
-    env = VecNormalize(SubprocVecEnv(maker), norm_obs=seen, norm_reward=method == "PPO")
-    common = {"seed": seed, "device": "cpu", **settings}
-    if method == "PPO":
-        return PPO("MlpPolicy", env, **common), env
-    return ARS("LinearPolicy", env, **common), env
+
+    def make_env() -> VecEnv:
+        world = DummyVecEnv([lambda: gymnasium.make(f"{task}-v5")])
+        return VecNormalize(world, norm_reward=False) if seen else world
+
+    env = make_env()
+    model = ARS("LinearPolicy", env, seed=seed, device="cpu", **settings)
+    workers = AsyncEval([make_env] * CORES, model.policy)
+    workers.seed(seed)
+    try:
+        model.learn(FOREVER, callback=make_clock(model, env), async_eval=workers)
+    except TimeIsUp:
+        workers.close()
+    return model, env
 
 
-def returns(model: Any, env: VecNormalize, task: str, episodes: int) -> np.ndarray:
+def learn_ppo(task: str, seed: int, make_clock: Callable[..., Clock]) -> tuple[Any, VecEnv]:
+    """An environment in a process for each core."""
+    env = VecNormalize(SubprocVecEnv([lambda: gymnasium.make(f"{task}-v5")] * CORES))
+    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **PPO_SETTINGS[task])
+    try:
+        model.learn(FOREVER, callback=make_clock(model, env))
+    except TimeIsUp:
+        env.training = False
+    return model, env
+
+
+def returns(model: Any, env: VecEnv, task: str, episodes: int) -> np.ndarray:
     """Of the policy without noise, in gymnasium's own reward."""
     world, found = gymnasium.make(f"{task}-v5"), []
     for episode in range(episodes):
         observation, _ = world.reset(seed=10_000 + episode)
         total, ended = 0.0, False
         while not ended:
-            seen = env.normalize_obs(observation)
+            seen = env.normalize_obs(observation) if isinstance(env, VecNormalize) else observation
             action, _ = model.predict(seen, deterministic=True)
             observation, reward, terminated, truncated, _ = world.step(action)
             total, ended = total + float(reward), terminated or truncated
@@ -136,12 +168,16 @@ def returns(model: Any, env: VecNormalize, task: str, episodes: int) -> np.ndarr
 def train_peer(method: str, task: str, seed: int, minutes: float) -> dict[str, Any]:
     """One run of a peer."""
     torch.set_num_threads(1)  # its environments have the cores
-    model, env = make_peer(method, task, seed)
-    clock = Clock(60 * minutes, lambda n: float(returns(model, env, task, n).mean()))
-    model.learn(10**9, callback=clock)
+
+    def make_clock(model: Any, env: VecEnv) -> Clock:
+        clocks.append(Clock(60 * minutes, lambda n: float(returns(model, env, task, n).mean())))
+        return clocks[0]
+
+    clocks: list[Clock] = []
+    model, env = {"ARS": learn_ars, "PPO": learn_ppo}[method](task, seed, make_clock)
     final = returns(model, env, task, 20)
     env.close()
-    return {"return": float(final.mean()), "steps": model.num_timesteps, "curve": clock.curve}
+    return {"return": float(final.mean()), "steps": model.num_timesteps, "curve": clocks[0].curve}
 
 
 def train_ours(task: str, seed: int, minutes: float, out: Path) -> dict[str, Any]:
