@@ -1,8 +1,9 @@
-"""Every MuJoCo task, several seeds, so many minutes each: the table of `examples/rl/README.md`.
+"""Every task of the RL examples, several seeds: the table and curves of `examples/rl/README.md`.
 
 Hours of compute. It may be stopped and started again: runs whose numbers are there stay.
 
-    python benchmarks/rl_runs.py --minutes 15 --seeds 3
+    python benchmarks/rl_runs.py
+    python benchmarks/rl_runs.py --tasks Hopper Walker2d --seeds 0 1
 """
 
 from __future__ import annotations
@@ -12,76 +13,149 @@ import json
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from matplotlib.figure import Figure
 from timing import hardware, table
 
 ROOT = Path(__file__).parent.parent
-PROGRAM = ROOT / "examples" / "rl" / "train_mujoco.py"
-# What is asked of 15 minutes on two cores, in gymnasium's own reward.
-ASKED = {
-    "HalfCheetah": 4500,
-    "Swimmer": 340,
-    "Hopper": 2500,
-    "Walker2d": 2000,
-    "Ant": 1500,
-    "Humanoid": 800,
-    "Reacher": -6,
-    "InvertedPendulum": 1000,
-    "InvertedDoublePendulum": 9000,
+SCENES = "examples/animals_3d/scenes.py"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of a task, in its own reward, and what it is given for that.
+
+    Args:
+        asked: Mean return of 20 unseen episodes; None for a task of our own.
+        minutes: Of training on two cores.
+        seeds: How many runs.
+        program: Which of the examples trains it.
+        name: As that program calls the task.
+    """
+
+    asked: float | None
+    minutes: float = 15
+    seeds: int = 3
+    program: str = "train_mujoco.py --task"
+    name: str | None = None
+
+
+def ours(name: str, minutes: float) -> Goal:
+    return Goal(None, minutes, seeds=1, name=f"{SCENES}:{name}")
+
+
+def gymnasium(name: str, asked: float, minutes: float) -> Goal:
+    return Goal(asked, minutes, program="train_gymnasium.py --env", name=name)
+
+
+GOALS = {
+    "HalfCheetah": Goal(4500),
+    "Swimmer": Goal(340),
+    "Hopper": Goal(2500),
+    "Walker2d": Goal(2000),
+    "Ant": Goal(1500, seeds=1),
+    "Humanoid": Goal(800, seeds=1),
+    "Reacher": Goal(-6),
+    "InvertedPendulum": Goal(1000, minutes=2),
+    "InvertedDoublePendulum": Goal(9000, minutes=5),
+    "CartPole": gymnasium("CartPole-v1", 500, minutes=2),
+    "Pendulum": gymnasium("Pendulum-v1", -200, minutes=2),
+    "LunarLander": gymnasium("LunarLander-v3", 200, minutes=5),
+    "Dog": ours("Dog", minutes=10),
+    "Hexapod": ours("Hexapod", minutes=10),
+    "Fish": ours("Fish", minutes=5),
 }
-BRIEF = {"InvertedPendulum": 2.0, "InvertedDoublePendulum": 5.0}  # minutes that are enough
 
 
-def train(task: str, seed: int, minutes: float, folder: Path) -> dict[str, float]:
-    """One run's numbers, made now unless they are there."""
-    out = folder / task / f"seed_{seed}"
+def train(task: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One run's numbers, made now unless they are there; the first seed's with pictures."""
+    out, goal = folder / task / f"seed_{seed}", GOALS[task]
     if not (out / "results.json").exists():
-        limit = min(minutes, BRIEF.get(task, minutes))
-        options = ["--task", task, "--minutes", str(limit), "--seed", str(seed), "--out", str(out)]
-        subprocess.run([sys.executable, str(PROGRAM), *options], check=True)
-    found: dict[str, float] = json.loads((out / "results.json").read_text())
+        program, option = goal.program.split()
+        command = [sys.executable, f"examples/rl/{program}", option, goal.name or task]
+        command += ["--minutes", str(goal.minutes), "--seed", str(seed), "--out", str(out)]
+        if seed > 0 and program == "train_mujoco.py":
+            command.append("--no-pictures")
+        subprocess.run(command, check=True, cwd=ROOT)
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
     return found
 
 
-def report(folder: Path, tasks: list[str], seeds: int) -> str:
+def known(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs that are there, of each task."""
+    found = {}
+    for task in GOALS:
+        files = sorted(folder.glob(f"{task}/seed_*/results.json"))
+        if files:
+            found[task] = [json.loads(file.read_text()) for file in files]
+    return found
+
+
+def report(found: dict[str, list[dict[str, Any]]]) -> str:
     """Medians over the seeds that are there."""
     rows = []
-    for task in tasks:
-        files = [folder / task / f"seed_{seed}" / "results.json" for seed in range(seeds)]
-        runs = [json.loads(file.read_text()) for file in files if file.exists()]
-        if not runs:
-            continue
-        returns = sorted(run["return"] for run in runs)
-        minutes = runs[0]["curve"][-1]["seconds"] / 60
+    for task, runs in found.items():
+        goal, returns = GOALS[task], [run["return"] for run in runs]
         steps = statistics.median(run["steps"] for run in runs)
         rows.append(
             [
                 task,
-                f"{ASKED[task]:,}",
-                f"{statistics.median(returns):,.0f}",
+                "" if goal.asked is None else f"{goal.asked:,}",
+                f"**{statistics.median(returns):,.0f}**",
                 ", ".join(f"{r:,.0f}" for r in returns),
-                f"{minutes:.0f}",
+                f"{goal.minutes:g}",
                 f"{steps / 1e6:.1f} M",
             ]
         )
-    return table(["task", "asked", "median", "each seed", "minutes", "control steps"], rows)
+    header = ["task", "asked", "median", "each seed", "minutes", "control steps"]
+    return table(header, rows)
+
+
+def draw(found: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """The curves of every task, and what was asked."""
+    columns = 5
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(3 * columns, 2.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes[len(found) :]:
+        ax.set_axis_off()
+    for ax, (task, runs) in zip(axes, found.items(), strict=False):
+        for run in runs:
+            minutes = [point["seconds"] / 60 for point in run["curve"]]
+            ax.plot(minutes, [point["return"] for point in run["curve"]], color="#d1495b", lw=1.2)
+        asked = GOALS[task].asked
+        if asked is not None:
+            ax.axhline(asked, color="#555555", lw=0.8, ls="--")
+        ax.set_title(task, fontsize=10)
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("minutes")
+    figure.supylabel("return of the centre")
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="+", choices=tuple(ASKED), default=list(ASKED))
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "rl")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=tuple(GOALS), default=list(GOALS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "rl")
     args = parser.parse_args()
-    for seed in range(args.seeds):
+    folder = args.out.resolve()
+    for seed in args.seeds:
         for task in args.tasks:
-            found = train(task, seed, args.minutes, args.out)
-            print(f"{task}, seed {seed}: {found['return']:,.0f}", flush=True)
-    text = f"On {hardware()}.\n\n{report(args.out, args.tasks, args.seeds)}\n"
+            if seed < GOALS[task].seeds:
+                run = train(task, seed, folder)
+                print(f"{task}, seed {seed}: {run['return']:,.0f}", flush=True)
+    found = known(folder)
+    text = f"On {hardware()}.\n\n{report(found)}\n"
     print(text)
-    (args.out / "table.md").write_text(text, encoding="utf-8")
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    draw(found, folder / "curves.png")
 
 
 if __name__ == "__main__":

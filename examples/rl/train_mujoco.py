@@ -83,6 +83,7 @@ def main() -> None:
         "--task", default="HalfCheetah", help=f"{', '.join(TASKS)}, or FILE.py:CLASS"
     )
     options.add_argument("--population", type=int, help="members, if others than the table's")
+    options.add_argument("--no-pictures", action="store_true", help="neither strip nor film")
     args = options.parse_args()
     settings = SETTINGS.get(args.task, Settings(population_size=128))
     if args.population:
@@ -90,6 +91,8 @@ def main() -> None:
     policy, real, clock, returns = run(args.task, settings, 60 * args.minutes, args.seed)
     title = args.task.rpartition(":")[2]
     save(args.out, policy, clock, returns, title, seed=args.seed, settings=str(settings))
+    if args.no_pictures:
+        return
     try:
         take_pictures(real, policy, args.out)
     except ConfigurationError as error:  # the policy is saved: it can be filmed elsewhere
