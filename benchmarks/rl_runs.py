@@ -52,20 +52,20 @@ def gymnasium(name: str, asked: float, minutes: float) -> Goal:
 
 
 GOALS = {
-    "HalfCheetah": Goal(4500),
-    "Swimmer": Goal(340),
-    "Hopper": Goal(2500),
-    "Walker2d": Goal(2000),
+    "HalfCheetah": Goal(4500, minutes=5),
+    "Swimmer": Goal(340, minutes=5),
+    "Hopper": Goal(2500, minutes=5),
+    "Walker2d": Goal(2000, minutes=10),
     "Ant": Goal(1500, seeds=1),
-    "Humanoid": Goal(800, seeds=1),
-    "Reacher": Goal(-6),
+    "Humanoid": Goal(800, minutes=10, seeds=1),
+    "Reacher": Goal(-6, minutes=5),
     "InvertedPendulum": Goal(1000, minutes=2),
-    "InvertedDoublePendulum": Goal(9000, minutes=5),
+    "InvertedDoublePendulum": Goal(9000, minutes=3),
     "CartPole": gymnasium("CartPole-v1", 500, minutes=2),
     "Pendulum": gymnasium("Pendulum-v1", -200, minutes=2),
     "LunarLander": gymnasium("LunarLander-v3", 200, minutes=5),
-    "Dog": ours("Dog", minutes=10),
-    "Hexapod": ours("Hexapod", minutes=10),
+    "Dog": ours("Dog", minutes=5),
+    "Hexapod": ours("Hexapod", minutes=5),
     "Fish": ours("Fish", minutes=5),
 }
 

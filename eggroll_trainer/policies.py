@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from . import checkpoint
 from .errors import CheckpointError, ConfigurationError
 
+Bounds = float | Sequence[float] | np.ndarray[Any, Any]  # one for each number, or for all
+
 
 class Normalize(nn.Module):
     """Bring observations to mean 0 and variance 1, by statistics of those seen so far.
@@ -82,7 +84,7 @@ class Clip(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, low: float | Sequence[float], high: float | Sequence[float]) -> None:
+    def __init__(self, low: Bounds, high: Bounds) -> None:
         super().__init__()
         self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
@@ -97,7 +99,7 @@ class Clip(nn.Module):
 class Squash(Clip):
     """Any numbers to finite `low … high`, by tanh; 0 goes to the middle."""
 
-    def __init__(self, low: float | Sequence[float], high: float | Sequence[float]) -> None:
+    def __init__(self, low: Bounds, high: Bounds) -> None:
         super().__init__(low, high)
         if not bool((self.high - self.low).isfinite().all()):
             raise ConfigurationError(f"low={low}, high={high}: expected finite bounds")
@@ -141,8 +143,8 @@ class Policy(RecurrentPolicy):
         action_size: int,
         hidden: Sequence[int] = (64, 64),
         memory: int = 0,
-        low: float | Sequence[float] | None = None,
-        high: float | Sequence[float] | None = None,
+        low: Bounds | None = None,
+        high: Bounds | None = None,
         squash: bool = True,
         normalize: bool = True,
         discrete: bool = False,

@@ -32,9 +32,10 @@ class Settings:
     shaping: Any = "standardize"
     episodes: int = 1
     steps: tuple[int, int] | None = None  # most of an episode, at the beginning and at the end
-    # What training changes about a MuJoCo task: a bonus for staying alive teaches to stand still
-    # first. What is reported is always the task's own reward.
-    task: Mapping[str, float] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of a MuJoCo task
+    # What training changes about it: a bonus for staying alive teaches to stand still first. What
+    # is reported is always the task's own reward.
+    shaped: Mapping[str, float] = field(default_factory=dict)
 
 
 class Clock(Callback):
