@@ -22,7 +22,7 @@ def film(
     every: int = 2,
     size: tuple[int, int] = (480, 320),
     camera: str | int | None = None,
-    distance: float = 3.5,
+    distance: float | None = None,
 ) -> Array:
     """Play an episode and take pictures of it.
 
@@ -34,7 +34,7 @@ def film(
         every: A picture after so many steps; the first is that of the beginning.
         size: Of a picture, width and height in pixels.
         camera: A camera of the model's; None follows the first body from the side.
-        distance: Of that one, in metres.
+        distance: Of that one, in metres; None is twice the span of the body.
 
     Returns:
         `(pictures, height, width, 3)`, 8 bits.
@@ -43,11 +43,13 @@ def film(
         ConfigurationError: If there is no way to draw here.
     """
     renderer = _renderer(task, size)
-    view = _following(distance) if camera is None else camera
     worlds = MujocoWorlds(task)
     try:
         with torch.no_grad():
             play = Play(Alone(policy), worlds, np.array([[seed]]))
+            view = camera
+            if view is None:
+                view = _following(distance or 2 * _span(task.model, worlds.data[0]))
             pictures = []
             for step in range(steps):
                 if step % every == 0:
@@ -60,6 +62,15 @@ def film(
         worlds.close()
         renderer.close()
     return np.stack(pictures)
+
+
+def _span(model: Any, data: Any) -> float:
+    """From end to end of what is joined to the first body, in metres."""
+    its_own = model.body_rootid[model.geom_bodyid] == model.body_rootid[1]
+    reach = model.geom_rbound[its_own, None]
+    places = data.geom_xpos[its_own]
+    corners = (places + reach).max(axis=0) - (places - reach).min(axis=0)
+    return float(np.linalg.norm(corners))
 
 
 def _following(distance: float) -> Any:
