@@ -51,7 +51,7 @@ SETTINGS = {
     "InvertedDoublePendulum": Settings(population_size=128, sigma=0.2, episodes=2),
     "Pusher": Settings(population_size=128, episodes=2, shaping=top_directions(0.5)),
     "Dog": Settings(population_size=128, learning_rate=0.6),
-    "Hexapod": Settings(population_size=128, learning_rate=0.6),
+    "Hexapod": Settings(population_size=128, sigma=0.1, hidden=(), steps=(200, 1000)),
     "Fish": Settings(population_size=128, learning_rate=0.6),
 }
 
