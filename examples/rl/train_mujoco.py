@@ -40,9 +40,9 @@ SETTINGS = {
     # Its contact forces are three quarters of what it observes, and nothing that it needs.
     "Ant": Settings(
         population_size=128,
-        sigma=0.03,
+        sigma=0.05,
         hidden=(),
-        steps=(200, 1000),
+        steps=(100, 500),
         arguments={"contacts": False},
     ),
     "Humanoid": Settings(population_size=128, sigma=0.02, hidden=(), shaping="centered_rank"),
@@ -51,7 +51,7 @@ SETTINGS = {
     "InvertedDoublePendulum": Settings(population_size=128, sigma=0.2, episodes=2),
     "Pusher": Settings(population_size=128, episodes=2, shaping=top_directions(0.5)),
     "Dog": Settings(population_size=128, learning_rate=0.6),
-    "Hexapod": Settings(population_size=128, sigma=0.1, hidden=(), steps=(200, 1000)),
+    "Hexapod": Settings(sigma=0.1, hidden=(), steps=(100, 300)),
     "Fish": Settings(population_size=128, learning_rate=0.6),
 }
 
