@@ -2,7 +2,7 @@
 
     python benchmarks/rl_search.py --task Hopper --minutes 4
 
-A line for each change is added to `results/rl_search.jsonl`; one that is there is not tried again.
+A line for each change is added to `--out`; one that is there is not tried again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "rl"))
 import train_mujoco  # noqa: E402
+
+from timing import table  # noqa: E402
 
 from eggroll_trainer import top_directions  # noqa: E402
 
@@ -53,35 +55,48 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+def report(file: Path) -> str:
+    """Every try that is there."""
+    rows = []
+    for line in file.read_text().splitlines():
+        run = json.loads(line)
+        cells = [f"`{run['settings']}`", f"{run['return']:,.0f}", f"{run['steps'] / 1e6:.1f} M"]
+        rows.append([run["task"], f"{run['minutes']:g}", *cells])
+    return table(["task", "minutes", "settings", "return", "control steps"], sorted(rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", required=True, choices=tuple(train_mujoco.SETTINGS))
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--changes", nargs="+", choices=tuple(CHANGES), default=list(CHANGES))
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "rl_search.jsonl")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "images" / "rl" / "search.jsonl"
+    )
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     tried = [json.loads(line) for line in lines]
-    known = {(run["task"], run["minutes"], run["change"]) for run in tried}
+    known = {(run["task"], run["minutes"], run["settings"]) for run in tried}
     usual = train_mujoco.SETTINGS[args.task]
     for change in args.changes:
         settings = replace(usual, **CHANGES[change])
-        no_change = CHANGES[change] and settings == usual
-        if no_change or (args.task, args.minutes, change) in known:
+        if (args.task, args.minutes, str(settings)) in known:
             continue
         _, _, clock, returns = train_mujoco.run(args.task, settings, 60 * args.minutes, SEED)
         found = {
             "task": args.task,
             "minutes": args.minutes,
-            "change": change,
+            "settings": str(settings),
             "return": round(float(returns.mean()), 1),
             "curve": [round(point["return"], 1) for point in clock.curve],
             "steps": clock.steps,
         }
+        known.add((args.task, args.minutes, str(settings)))
         print(f"{args.task}, {change}: {found['return']:,} after {clock.steps / 1e6:.1f} M steps")
         with args.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
+    print(report(args.out))
 
 
 if __name__ == "__main__":

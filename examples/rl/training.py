@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,11 @@ class Settings:
     # What training changes about it: a bonus for staying alive teaches to stand still first. What
     # is reported is always the task's own reward.
     shaped: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        usual = Settings()
+        others = {k: v for k, v in vars(self).items() if v != getattr(usual, k)}
+        return re.sub(r" at 0x\w+", "", ", ".join(f"{k}={v}" for k, v in others.items()))
 
 
 class Clock(Callback):
