@@ -17,7 +17,6 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "rl"))
 import train_mujoco  # noqa: E402
-
 from timing import table  # noqa: E402
 
 from eggroll_trainer import top_directions  # noqa: E402
