@@ -47,6 +47,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bonus 0.1": {"shaped": {BONUS: 0.1}},
     "bonus 0.3": {"shaped": {BONUS: 0.3}},
     "bonus 1": {"shaped": {BONUS: 1.0}},
+    "cheap motors": {"shaped": {"control_cost": 0.1}},
+    "cheap motors, 32·32": {"shaped": {"control_cost": 0.1}, "hidden": (32, 32)},
     "100 steps, growing": {"steps": (100, 1000)},
     "200 steps, growing": {"steps": (200, 1000)},
     "400 steps, growing": {"steps": (400, 1000)},
