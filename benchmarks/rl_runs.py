@@ -52,7 +52,7 @@ def gymnasium(name: str, asked: float, minutes: float) -> Goal:
 
 
 GOALS = {
-    "HalfCheetah": Goal(4500, minutes=5),
+    "HalfCheetah": Goal(4500),
     "Swimmer": Goal(340, minutes=5),
     "Hopper": Goal(2500, minutes=5),
     "Walker2d": Goal(2000, minutes=10),
