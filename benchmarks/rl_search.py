@@ -61,7 +61,11 @@ def report(file: Path) -> str:
     rows = []
     for line in file.read_text().splitlines():
         run = json.loads(line)
-        cells = [f"`{run['settings'] or 'Settings()'}`", f"{run['return']:,.0f}", f"{run['steps'] / 1e6:.1f} M"]
+        cells = [
+            f"`{run['settings'] or 'Settings()'}`",
+            f"{run['return']:,.0f}",
+            f"{run['steps'] / 1e6:.1f} M",
+        ]
         rows.append([run["task"], f"{run['minutes']:g}", *cells])
     return table(["task", "minutes", "settings", "return", "control steps"], sorted(rows))
 
