@@ -36,7 +36,9 @@ SETTINGS = {
     "Hopper": Settings(
         population_size=128, hidden=(), steps=(200, 1000), shaped={"healthy_reward": 0.0}
     ),
-    "Walker2d": Settings(population_size=128, hidden=(), shaping="centered_rank"),
+    "Walker2d": Settings(
+        population_size=128, hidden=(), steps=(200, 1000), shaped={"healthy_reward": 0.0}
+    ),
     # Its contact forces are three quarters of what it observes, and nothing that it needs.
     "Ant": Settings(
         population_size=128,
