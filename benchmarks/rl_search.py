@@ -23,6 +23,7 @@ from eggroll_trainer import top_directions  # noqa: E402
 
 SEED = 100
 BONUS = "healthy_reward"
+NO_ENDING = {BONUS: 0.0, "terminate": False, "control_cost": 0.1}
 CHANGES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "linear": {"hidden": ()},
@@ -48,7 +49,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bonus 0.3": {"shaped": {BONUS: 0.3}},
     "bonus 1": {"shaped": {BONUS: 1.0}},
     "cheap motors": {"shaped": {"control_cost": 0.1}},
-    "cheap motors, 32·32": {"shaped": {"control_cost": 0.1}, "hidden": (32, 32)},
+    "no ending": {"shaped": NO_ENDING},
+    "no ending, ranks": {"shaped": NO_ENDING, "shaping": "centered_rank"},
+    "no ending, 32·32": {"shaped": NO_ENDING, "hidden": (32, 32)},
     "100 steps, growing": {"steps": (100, 1000)},
     "200 steps, growing": {"steps": (200, 1000)},
     "400 steps, growing": {"steps": (400, 1000)},
