@@ -55,7 +55,7 @@ GOALS = {
     "HalfCheetah": Goal(4500),
     "Swimmer": Goal(340, minutes=5),
     "Hopper": Goal(2500, minutes=5),
-    "Walker2d": Goal(2000, minutes=10),
+    "Walker2d": Goal(2000, minutes=5),
     "Ant": Goal(1500, seeds=1),
     "Humanoid": Goal(800, minutes=10, seeds=1),
     "Reacher": Goal(-6, minutes=5),
