@@ -89,7 +89,7 @@ def take_pictures(task: MujocoTask, policy: Policy, folder: Path) -> None:
     """A film of five seconds of an episode, and a second from its middle in six pictures."""
     every = max(1, round(0.05 / task.dt))  # 20 pictures a second, or what there is
     pictures = film(task, policy, steps=round(5 / task.dt), every=every)
-    shown = {"loop": 0, "duration": round(1000 * every * task.dt), "quality": 60}
+    shown = {"loop": 0, "duration": round(1000 * every * task.dt), "quality": 40}
     imageio.imwrite(folder / "film.webp", pictures[:, ::2, ::2], **shown)
     moment = pictures[len(pictures) // 2 :][:18:3]
     imageio.imwrite(folder / "strip.png", np.hstack(moment))
