@@ -64,13 +64,10 @@ def report(file: Path) -> str:
     rows = []
     for line in file.read_text().splitlines():
         run = json.loads(line)
-        cells = [
-            f"`{run['settings'] or 'Settings()'}`",
-            f"{run['return']:,.0f}",
-            f"{run['steps'] / 1e6:.1f} M",
-        ]
-        rows.append([run["task"], f"{run['minutes']:g}", *cells])
-    return table(["task", "minutes", "settings", "return", "control steps"], sorted(rows))
+        settings, steps = run["settings"] or "Settings()", f"{run['steps'] / 1e6:.1f} M"
+        key = [run["task"], str(run["seed"]), f"{run['minutes']:g}"]
+        rows.append([*key, f"`{settings}`", f"{run['return']:,.0f}", steps])
+    return table(["task", "seed", "minutes", "settings", "return", "control steps"], sorted(rows))
 
 
 def main() -> None:
@@ -95,6 +92,7 @@ def main() -> None:
         found = {
             "task": args.task,
             "minutes": args.minutes,
+            "seed": SEED,
             "settings": str(settings),
             "return": round(float(returns.mean()), 1),
             "curve": [round(point["return"], 1) for point in clock.curve],

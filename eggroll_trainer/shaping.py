@@ -89,6 +89,7 @@ def top_directions(share: float) -> Shaping:
         weights[best] = standardize(pairs[best].view(-1)).view(-1, 2) * (len(pairs) / kept) ** 0.5
         return weights.view(-1)
 
+    shape.__qualname__ = f"top_directions({share:g})"  # what settings that are written down say
     return shape
 
 

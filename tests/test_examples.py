@@ -22,9 +22,10 @@ import nondifferentiable
 import run_all_comparisons
 import train_gymnasium
 import train_mujoco
+import training
 import utils
 
-from eggroll_trainer import EGGROLLTrainer
+from eggroll_trainer import EGGROLLTrainer, top_directions
 from eggroll_trainer.integrations.mujoco import MujocoReturn
 from eggroll_trainer.policies import Policy
 
@@ -135,6 +136,22 @@ def test_without_a_way_to_draw_all_but_the_pictures_is_there(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "no pictures: MuJoCo cannot draw here" in done.stdout
     assert {p.name for p in tmp_path.iterdir()} == {"policy.pt", "results.json", "curve.png"}
+
+
+@pytest.mark.parametrize("name", train_mujoco.SETTINGS)
+def test_settings_change_what_a_task_has(name: str) -> None:
+    settings = train_mujoco.SETTINGS[name]
+    shipped = name in train_mujoco.TASKS
+    task = train_mujoco.load_task(name if shipped else f"{SCENES}:{name}", **settings.arguments)
+    assert set(settings.shaped) <= set(dir(task))
+
+
+def test_settings_are_written_down_without_addresses_and_told_apart() -> None:
+    half, quarter = (
+        str(training.Settings(shaping=top_directions(share), episodes=2)) for share in (0.5, 0.25)
+    )
+    assert half == "shaping=top_directions(0.5), episodes=2"
+    assert quarter == "shaping=top_directions(0.25), episodes=2"
 
 
 @pytest.mark.slow

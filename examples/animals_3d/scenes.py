@@ -67,17 +67,11 @@ class Dog(Animal):
 
 
 class Hexapod(Animal):
-    """Twelve motors, and a rhythm for its legs to keep."""
+    """Twelve motors."""
 
     xml = SCENES / "hexapod.xml"
     frame_skip = 4
     top_speed = 1.0
-    rhythm = 2.5  # Hz
-
-    def observe(self, state: State) -> Array:
-        """And the phase of the rhythm."""
-        phase = 2 * np.pi * self.rhythm * state.time[:, None]
-        return np.hstack([super().observe(state), np.sin(phase), np.cos(phase)])
 
 
 class Fish(Animal):

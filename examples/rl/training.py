@@ -41,7 +41,8 @@ class Settings:
     def __str__(self) -> str:
         usual = Settings()
         others = {k: v for k, v in vars(self).items() if v != getattr(usual, k)}
-        return re.sub(r" at 0x\w+", "", ", ".join(f"{k}={v}" for k, v in others.items()))
+        text = ", ".join(f"{name}={value}" for name, value in others.items())
+        return re.sub(r"<function (\S+) at 0x\w+>", r"\1", text)  # its address is another each time
 
 
 class Clock(Callback):
