@@ -1,6 +1,7 @@
-"""Settings of `examples/rl/train_mujoco.py`, one change at a time, on seeds that no report uses.
+"""Settings of the RL examples, one change at a time, on seeds that no report uses.
 
     python benchmarks/rl_search.py --task Hopper --minutes 4
+    python benchmarks/rl_search.py --task Pendulum-v1 --minutes 2
 
 A line for each change is added to `--out`; one that is there is not tried again.
 """
@@ -14,13 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "rl"))
+import train_gymnasium  # noqa: E402
 import train_mujoco  # noqa: E402
+from rl_runs import SCENES  # noqa: E402
 from timing import table  # noqa: E402
+from training import Clock, Settings  # noqa: E402
 
 from eggroll_trainer import top_directions  # noqa: E402
+from eggroll_trainer.integrations.mujoco_tasks import TASKS as SHIPPED  # noqa: E402
 
+TASKS = (*train_mujoco.SETTINGS, *train_gymnasium.SETTINGS)
 SEED = 100
 BONUS = "healthy_reward"
 NO_ENDING = {BONUS: 0.0, "terminate": False, "control_cost": 0.1}
@@ -37,6 +45,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "σ 0.03": {"sigma": 0.03},
     "σ 0.05": {"sigma": 0.05},
     "σ 0.1": {"sigma": 0.1},
+    "σ 0.2": {"sigma": 0.2},
+    "σ 0.3": {"sigma": 0.3},
     "rate 0.15": {"learning_rate": 0.15},
     "rate 0.6": {"learning_rate": 0.6},
     "rate 1": {"learning_rate": 1.0},
@@ -55,8 +65,26 @@ CHANGES: dict[str, dict[str, Any]] = {
     "100 steps, growing": {"steps": (100, 1000)},
     "200 steps, growing": {"steps": (200, 1000)},
     "400 steps, growing": {"steps": (400, 1000)},
+    "1 episode": {"episodes": 1},
     "2 episodes": {"episodes": 2},
+    "8 episodes": {"episodes": 8},
 }
+
+
+def usual_settings(task: str) -> Settings:
+    """What the example trains it with."""
+    examples = train_mujoco if task in train_mujoco.SETTINGS else train_gymnasium
+    return examples.SETTINGS[task]
+
+
+def run(task: str, settings: Settings, seconds: float) -> tuple[Clock, np.ndarray]:
+    """Train a policy as the example does; returns the clock and 20 returns of the policy."""
+    if task in train_mujoco.SETTINGS:
+        name = task if task in SHIPPED else f"{SCENES}:{task}"
+        _, _, clock, returns = train_mujoco.run(name, settings, seconds, SEED)
+    else:
+        _, clock, returns = train_gymnasium.run(task, settings, seconds, SEED, workers=2)
+    return clock, returns
 
 
 def report(file: Path) -> str:
@@ -72,7 +100,7 @@ def report(file: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", required=True, choices=tuple(train_mujoco.SETTINGS))
+    parser.add_argument("--task", required=True, choices=TASKS)
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--changes", nargs="+", choices=tuple(CHANGES), default=list(CHANGES))
     parser.add_argument(
@@ -83,12 +111,12 @@ def main() -> None:
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     tried = [json.loads(line) for line in lines]
     known = {(run["task"], run["minutes"], run["settings"]) for run in tried}
-    usual = train_mujoco.SETTINGS[args.task]
+    usual = usual_settings(args.task)
     for change in args.changes:
         settings = replace(usual, **CHANGES[change])
         if (args.task, args.minutes, str(settings)) in known:
             continue
-        _, _, clock, returns = train_mujoco.run(args.task, settings, 60 * args.minutes, SEED)
+        clock, returns = run(args.task, settings, 60 * args.minutes)
         found = {
             "task": args.task,
             "minutes": args.minutes,

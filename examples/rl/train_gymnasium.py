@@ -8,7 +8,8 @@ python examples/rl/train_gymnasium.py --env LunarLander-v3 --minutes 5 --workers
 from __future__ import annotations
 
 import gymnasium
-from training import Settings, parser, save, seeded, train
+import numpy as np
+from training import Clock, Settings, parser, save, seeded, train
 
 from eggroll_trainer.integrations.gymnasium import EpisodeReturn
 from eggroll_trainer.policies import Policy
@@ -31,17 +32,25 @@ def make_policy(env_id: str, hidden: tuple[int, ...]) -> Policy:
     return Policy(observations, space.shape[0], hidden, low=space.low, high=space.high)
 
 
+def run(
+    env_id: str, settings: Settings, seconds: float, seed: int, workers: int
+) -> tuple[Policy, Clock, np.ndarray]:
+    """Train a policy; returns it, the clock, and 20 returns of the policy."""
+    policy = seeded(seed, lambda: make_policy(env_id, settings.hidden))
+    fitness = EpisodeReturn(env_id, episodes=settings.episodes, workers=workers)
+    clock = train(policy, fitness, settings, seconds, seed)
+    returns = fitness.evaluate(policy, 20).returns
+    fitness.close()
+    return policy, clock, returns
+
+
 def main() -> None:
     options = parser(__doc__, minutes=0.5, out="gymnasium")
     options.add_argument("--env", default="CartPole-v1", help="an id of gymnasium")
     options.add_argument("--workers", type=int, default=0, help="processes; 0 uses this one")
     args = options.parse_args()
     settings = SETTINGS.get(args.env, Settings())
-    policy = seeded(args.seed, lambda: make_policy(args.env, settings.hidden))
-    fitness = EpisodeReturn(args.env, episodes=settings.episodes, workers=args.workers)
-    clock = train(policy, fitness, settings, 60 * args.minutes, args.seed)
-    returns = fitness.evaluate(policy, 20).returns
-    fitness.close()
+    policy, clock, returns = run(args.env, settings, 60 * args.minutes, args.seed, args.workers)
     save(args.out, policy, clock, returns, args.env, seed=args.seed, settings=str(settings))
 
 

@@ -52,7 +52,7 @@ SETTINGS = {
     "Humanoid": Settings(population_size=128, sigma=0.02, hidden=(), shaping="centered_rank"),
     "Reacher": Settings(population_size=128, episodes=4),
     "InvertedPendulum": Settings(sigma=0.3, hidden=()),
-    "InvertedDoublePendulum": Settings(population_size=128, sigma=0.1, hidden=(), episodes=2),
+    "InvertedDoublePendulum": Settings(population_size=128, sigma=0.03, hidden=(), episodes=2),
     "Pusher": Settings(population_size=128, episodes=2, shaping=top_directions(0.5)),
     "Dog": Settings(sigma=0.1, hidden=(), steps=(100, 300)),
     "Hexapod": Settings(sigma=0.1, hidden=(), steps=(100, 300)),
