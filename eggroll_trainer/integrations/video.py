@@ -33,7 +33,8 @@ def film(
         steps: Steps of the policy, at most.
         every: A picture after so many steps; the first is that of the beginning.
         size: Of a picture, width and height in pixels.
-        camera: A camera of the model's; None follows the first body from the side.
+        camera: A camera of the model's; None follows the first body from the side, or from above
+            where it lies flat.
         distance: Of that one, in metres; None is twice the span of the body.
 
     Returns:
@@ -49,7 +50,7 @@ def film(
             play = Play(Alone(policy), worlds, np.array([[seed]]))
             view = camera
             if view is None:
-                view = _following(distance or 2 * _span(task.model, worlds.data[0]))
+                view = _following(task.model, worlds.data[0], distance)
             pictures = []
             for step in range(steps):
                 if step % every == 0:
@@ -64,22 +65,17 @@ def film(
     return np.stack(pictures)
 
 
-def _span(model: Any, data: Any) -> float:
-    """From end to end of what is joined to the first body, in metres."""
-    its_own = model.body_rootid[model.geom_bodyid] == model.body_rootid[1]
-    reach = model.geom_rbound[its_own, None]
-    places = data.geom_xpos[its_own]
-    corners = (places + reach).max(axis=0) - (places - reach).min(axis=0)
-    return float(np.linalg.norm(corners))
-
-
-def _following(distance: float) -> Any:
+def _following(model: Any, data: Any, distance: float | None) -> Any:
     """A camera at the side of the first body, which moves with it."""
+    its_own = model.body_rootid[model.geom_bodyid] == model.body_rootid[1]
+    reach, places = model.geom_rbound[its_own, None], data.geom_xpos[its_own]
+    span = np.linalg.norm((places + reach).max(axis=0) - (places - reach).min(axis=0))
+    extent = np.ptp(places, axis=0)
     camera = mujoco.MjvCamera()
     camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
     camera.trackbodyid = 1
-    camera.distance = distance
-    camera.azimuth, camera.elevation = 90, -15
+    camera.distance = distance or 2 * float(span)
+    camera.azimuth, camera.elevation = 90, -60 if extent[2] < 0.1 * extent.max() else -15
     return camera
 
 

@@ -2,6 +2,7 @@
 
     python examples/rl/train_mujoco.py --task HalfCheetah --minutes 15
     python examples/rl/train_mujoco.py --task examples/animals_3d/scenes.py:Dog --minutes 15
+    python examples/rl/train_mujoco.py --task HalfCheetah --policy results/mujoco/policy.pt
 
 Writes the policy, its learning curve, a strip of pictures and an animation.
 """
@@ -104,13 +105,18 @@ def main() -> None:
     )
     options.add_argument("--population", type=int, help="members, if others than the table's")
     options.add_argument("--no-pictures", action="store_true", help="neither strip nor film")
+    options.add_argument("--policy", type=Path, help="train nothing: take pictures of this one")
     args = options.parse_args()
     title = args.task.rpartition(":")[2]
     settings = SETTINGS.get(title, Settings(population_size=128))
     if args.population:
         settings = replace(settings, population_size=args.population)
-    policy, real, clock, returns = run(args.task, settings, 60 * args.minutes, args.seed)
-    save(args.out, policy, clock, returns, title, seed=args.seed, settings=str(settings))
+    if args.policy:
+        policy, real = Policy.load(args.policy), load_task(args.task, **settings.arguments)
+        args.out.mkdir(parents=True, exist_ok=True)
+    else:
+        policy, real, clock, returns = run(args.task, settings, 60 * args.minutes, args.seed)
+        save(args.out, policy, clock, returns, title, seed=args.seed, settings=str(settings))
     if args.no_pictures:
         return
     try:
