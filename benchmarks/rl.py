@@ -90,37 +90,36 @@ def mujoco_report(tasks: Sequence[str], sizes: Sequence[int], threads: int, seco
     return title + table(["task", "members", "rollout alone", *POLICIES], rows)
 
 
-def gymnasium_report(workers: int, seconds: float, envs: int = 64) -> str:
+def gymnasium_row(name: str, envs: int, workers: int, seconds: float) -> list[str]:
     """`EpisodeReturn` against processes that step environments and do nothing else."""
-    rows = []
-    for name in ("HalfCheetah", "Ant"):
-        policy = make_policy(f"{name}-v5")
-        fitness = EpisodeReturn(f"{name}-v5", num_envs=envs, workers=workers, max_steps=STEPS)
-        trainer = EGGROLLTrainer(policy.parameters(), policy, fitness, envs, sigma=1e-3, seed=0)
-        population = trainer.ask()
-        processes = [Stepping(f"{name}-v5", envs // workers) for _ in range(workers)]
+    policy = make_policy(f"{name}-v5")
+    fitness = EpisodeReturn(f"{name}-v5", num_envs=envs, workers=workers, max_steps=STEPS)
+    trainer = EGGROLLTrainer(policy.parameters(), policy, fitness, envs, sigma=1e-3, seed=0)
+    population = trainer.ask()
+    processes = [Stepping(f"{name}-v5", envs // workers) for _ in range(workers)]
 
-        def alone(processes: list[Stepping] = processes) -> None:
-            for process in processes:
-                process.begin()
-            for process in processes:
-                process.wait()
-
-        ours = functools.partial(fitness, population)
-        times = medians({"bare": alone, "ours": ours}, seconds)
+    def alone() -> None:
         for process in processes:
-            process.close()
-        fitness.close()
-        steps = STEPS * envs
-        share = times["bare"] / times["ours"]
-        rows.append(
-            [name, f"{steps / times['bare']:,.0f}", f"{steps / times['ours']:,.0f} ({share:.0%})"]
-        )
+            process.begin()
+        for process in processes:
+            process.wait()
+
+    times = medians({"alone": alone, "ours": functools.partial(fitness, population)}, seconds)
+    for process in processes:
+        process.close()
+    fitness.close()
+    alone_rate, rate = (STEPS * envs / times[title] for title in ("alone", "ours"))
+    return [name, f"{envs}", f"{alone_rate:,.0f}", f"{rate:,.0f} ({rate / alone_rate:.0%})"]
+
+
+def gymnasium_report(workers: int, seconds: float) -> str:
+    names, sizes = ("HalfCheetah", "Ant"), (64, 256)
+    rows = [gymnasium_row(name, envs, workers, seconds) for name in names for envs in sizes]
     title = (
-        f"Control steps per second through gymnasium, {workers} processes of {envs // workers} "
-        "environments: `SyncVectorEnv` alone, and `EpisodeReturn`. Asked: 80 %.\n\n"
+        f"Control steps per second through gymnasium, {workers} processes: `SyncVectorEnv` alone, "
+        "and `EpisodeReturn`, as many members as environments. Asked: 80 %.\n\n"
     )
-    return title + table(["environment", "environments alone", "EpisodeReturn"], rows)
+    return title + table(["task", "environments", "SyncVectorEnv alone", "EpisodeReturn"], rows)
 
 
 def make_policy(env_id: str) -> Policy:
