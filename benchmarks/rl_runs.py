@@ -40,7 +40,7 @@ class Goal:
     asked: float | None
     minutes: float = 15
     seeds: int = 3
-    program: str = "train_mujoco.py --task"  # its last option takes the name
+    program: str = "train_mujoco.py --task"
     name: str | None = None
 
 
@@ -49,7 +49,7 @@ def ours(name: str, minutes: float) -> Goal:
 
 
 def gymnasium(name: str, asked: float | None, minutes: float) -> Goal:
-    return Goal(asked, minutes, program="train_gymnasium.py --workers 2 --env", name=name)
+    return Goal(asked, minutes, program="train_gymnasium.py --env", name=name)
 
 
 GOALS = {
@@ -75,8 +75,8 @@ def train(task: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run's numbers, made now unless they are there; the first seed's with pictures."""
     out, goal = folder / task / f"seed_{seed}", GOALS[task]
     if not (out / "results.json").exists():
-        program, *options = goal.program.split()
-        command = [sys.executable, f"examples/rl/{program}", *options, goal.name or task]
+        program, option = goal.program.split()
+        command = [sys.executable, f"examples/rl/{program}", option, goal.name or task]
         command += ["--minutes", str(goal.minutes), "--seed", str(seed), "--out", str(out)]
         if seed > 0 and program == "train_mujoco.py":
             command.append("--no-pictures")

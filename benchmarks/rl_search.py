@@ -86,7 +86,7 @@ def run(task: str, settings: Settings, seconds: float) -> tuple[Clock, np.ndarra
         name = task if task in SHIPPED else f"{SCENES}:{task}"
         _, _, clock, returns = train_mujoco.run(name, settings, seconds, SEED)
     else:
-        _, clock, returns = train_gymnasium.run(task, settings, seconds, SEED, workers=2)
+        _, clock, returns = train_gymnasium.run(task, settings, seconds, SEED, workers=0)
     return clock, returns
 
 

@@ -1,7 +1,7 @@
 """A policy for a gymnasium environment, in seconds.
 
 python examples/rl/train_gymnasium.py --env CartPole-v1 --minutes 0.5
-python examples/rl/train_gymnasium.py --env Pendulum-v1 --minutes 2 --workers 2
+python examples/rl/train_gymnasium.py --env Pendulum-v1 --minutes 2
 python examples/rl/train_gymnasium.py --env LunarLander-v3 --minutes 5 --workers 2
 """
 
@@ -16,7 +16,7 @@ from eggroll_trainer.policies import Policy
 
 SETTINGS = {
     "CartPole-v1": Settings(population_size=32, sigma=0.3, hidden=(16,)),
-    "Pendulum-v1": Settings(population_size=64, sigma=0.2, hidden=(16,), episodes=4),
+    "Pendulum-v1": Settings(population_size=64, learning_rate=1.0, sigma=0.2, hidden=(16,)),
     "LunarLander-v3": Settings(population_size=64, sigma=0.1, hidden=(16,), episodes=4),
 }
 
