@@ -179,7 +179,7 @@ def train_ours(task: str, seed: int, minutes: float, out: Path) -> dict[str, Any
     """The same by EGGROLL: the example."""
     program = ROOT / "examples" / "rl" / "train_mujoco.py"
     options = ["--task", task, "--minutes", str(minutes), "--seed", str(seed), "--out", str(out)]
-    subprocess.run([sys.executable, str(program), *options], check=True)
+    subprocess.run([sys.executable, str(program), *options, "--no-pictures"], check=True)
     found: dict[str, Any] = json.loads((out / "results.json").read_text())
     return found
 
