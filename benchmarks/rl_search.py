@@ -50,6 +50,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rate 0.15": {"learning_rate": 0.15},
     "rate 0.6": {"learning_rate": 0.6},
     "rate 1": {"learning_rate": 1.0},
+    "rate 2": {"learning_rate": 2.0},
     "ranks": {"shaping": "centered_rank"},
     "z-scores": {"shaping": "standardize"},
     "top half": {"shaping": top_directions(0.5)},

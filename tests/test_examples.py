@@ -124,6 +124,17 @@ def test_policies_as_programs(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # gymnasium's models
+def test_pictures_of_a_saved_policy(tmp_path: Path, monkeypatch: Any) -> None:
+    task = train_mujoco.load_task("Reacher")
+    Policy(task.observation_size, task.action_size, ()).save(tmp_path / "policy.pt")
+    given = f"program --task Reacher --policy {tmp_path / 'policy.pt'} --out {tmp_path / 'run'}"
+    monkeypatch.setattr(sys, "argv", given.split())
+    train_mujoco.main()
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"film.webp", "strip.png"}
+
+
+@pytest.mark.slow
 def test_without_a_way_to_draw_all_but_the_pictures_is_there(tmp_path: Path) -> None:
     options = f"--task Swimmer --population 8 --minutes 0.02 --out {tmp_path}"
     without = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
