@@ -61,7 +61,7 @@ GOALS = {
     "Humanoid": Goal(800, minutes=10, seeds=1),
     "Reacher": Goal(-6, minutes=5),
     "InvertedPendulum": Goal(1000, minutes=2),
-    "InvertedDoublePendulum": Goal(9000, minutes=3),
+    "InvertedDoublePendulum": Goal(9000, minutes=5),
     "CartPole": gymnasium("CartPole-v1", 500, minutes=2),
     "Pendulum": gymnasium("Pendulum-v1", -200, minutes=2),
     "LunarLander": gymnasium("LunarLander-v3", None, minutes=5),
