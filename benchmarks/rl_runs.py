@@ -1,6 +1,7 @@
 """Every task of the RL examples, several seeds: the table and curves of `examples/rl/README.md`.
 
-Hours of compute. It may be stopped and started again: runs whose numbers are there stay.
+Hours of compute. It may be stopped and started again: a run that is there is not repeated, unless
+the settings of its task have changed since.
 
     pip install "eggroll-trainer[rl,examples,box2d]"        # Box2D for LunarLander
     python benchmarks/rl_runs.py
@@ -22,6 +23,11 @@ from matplotlib.figure import Figure
 from timing import hardware, table
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples" / "rl"))
+import train_gymnasium  # noqa: E402
+import train_mujoco  # noqa: E402
+
+SETTINGS = {**train_mujoco.SETTINGS, **train_gymnasium.SETTINGS}
 SCENES = "examples/animals_3d/scenes.py"
 
 
@@ -74,14 +80,20 @@ GOALS = {
 def train(task: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run's numbers, made now unless they are there; the first seed's with pictures."""
     out, goal = folder / task / f"seed_{seed}", GOALS[task]
-    if not (out / "results.json").exists():
+    file, name = out / "results.json", goal.name or task
+    settings = str(SETTINGS[name.rpartition(":")[2]])
+    if not file.exists() or _read(file)["settings"] != settings:
         program, option = goal.program.split()
-        command = [sys.executable, f"examples/rl/{program}", option, goal.name or task]
+        command = [sys.executable, f"examples/rl/{program}", option, name]
         command += ["--minutes", str(goal.minutes), "--seed", str(seed), "--out", str(out)]
         if seed > 0 and program == "train_mujoco.py":
             command.append("--no-pictures")
         subprocess.run(command, check=True, cwd=ROOT)
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return _read(file)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
@@ -91,7 +103,7 @@ def known(folder: Path) -> dict[str, list[dict[str, Any]]]:
     for task in GOALS:
         files = sorted(folder.glob(f"{task}/seed_*/results.json"))
         if files:
-            found[task] = [json.loads(file.read_text()) for file in files]
+            found[task] = [_read(file) for file in files]
     return found
 
 
@@ -101,13 +113,14 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
     for task, runs in found.items():
         goal, returns = GOALS[task], [run["return"] for run in runs]
         steps = statistics.median(run["steps"] for run in runs)
+        minutes = statistics.median(run["curve"][-1]["seconds"] / 60 for run in runs)
         rows.append(
             [
                 task,
                 "" if goal.asked is None else f"{goal.asked:,}",
                 f"**{_short(statistics.median(returns))}**",
                 ", ".join(_short(r) for r in returns),
-                f"{goal.minutes:g}",
+                f"{minutes:.0f}",
                 f"{steps / 1e6:.1f} M",
             ]
         )

@@ -21,14 +21,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "rl"))
 import train_gymnasium  # noqa: E402
 import train_mujoco  # noqa: E402
-from rl_runs import SCENES  # noqa: E402
+from rl_runs import SCENES, SETTINGS  # noqa: E402
 from timing import table  # noqa: E402
 from training import Clock, Settings  # noqa: E402
 
 from eggroll_trainer import top_directions  # noqa: E402
 from eggroll_trainer.integrations.mujoco_tasks import TASKS as SHIPPED  # noqa: E402
 
-TASKS = (*train_mujoco.SETTINGS, *train_gymnasium.SETTINGS)
 SEED = 100
 BONUS = "healthy_reward"
 NO_ENDING = {BONUS: 0.0, "terminate": False, "control_cost": 0.1}
@@ -77,12 +76,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def usual_settings(task: str) -> Settings:
-    """What the example trains it with."""
-    examples = train_mujoco if task in train_mujoco.SETTINGS else train_gymnasium
-    return examples.SETTINGS[task]
-
-
 def run(task: str, settings: Settings, seconds: float) -> tuple[Clock, np.ndarray]:
     """Train a policy as the example does; returns the clock and 20 returns of the policy."""
     if task in train_mujoco.SETTINGS:
@@ -106,7 +99,7 @@ def report(file: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", required=True, choices=TASKS)
+    parser.add_argument("--task", required=True, choices=tuple(SETTINGS))
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--changes", nargs="+", choices=tuple(CHANGES), default=list(CHANGES))
     parser.add_argument(
@@ -116,8 +109,8 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     tried = [json.loads(line) for line in lines]
-    known = {(run["task"], run["minutes"], run["settings"]) for run in tried}
-    usual = usual_settings(args.task)
+    known = {(run["task"], run["minutes"], run["settings"]) for run in tried if run["seed"] == SEED}
+    usual = SETTINGS[args.task]
     for change in args.changes:
         settings = replace(usual, **CHANGES[change])
         if (args.task, args.minutes, str(settings)) in known:

@@ -59,7 +59,6 @@ SETTINGS = {
     ),
     "Reacher": Settings(population_size=128, episodes=4),
     "InvertedPendulum": Settings(sigma=0.3, hidden=()),
-    # By ranks and a larger σ: where all members stand, their differences are noise.
     "InvertedDoublePendulum": Settings(
         population_size=128, sigma=0.1, hidden=(), shaping="centered_rank", episodes=2
     ),
