@@ -67,6 +67,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rate 2, 4 episodes": {"learning_rate": 2.0, "episodes": 4},
     "σ 0.1, rate 1": {"sigma": 0.1, "learning_rate": 1.0},
     "no ending, with its bonus": {"shaped": {"terminate": False}, "steps": (100, 300)},
+    "no bonus, rate 1": {"shaped": {BONUS: 0.0}, "learning_rate": 1.0},
+    "bonus 1, rate 1": {"shaped": {BONUS: 1.0}, "learning_rate": 1.0},
     "100 steps, growing": {"steps": (100, 1000)},
     "200 steps, growing": {"steps": (200, 1000)},
     "400 steps, growing": {"steps": (400, 1000)},
