@@ -1,11 +1,12 @@
 """EGGROLL beside ARS and PPO of Stable-Baselines3, at equal wall-clock, on three MuJoCo tasks.
 
     pip install "eggroll-trainer[peers]"
-    python benchmarks/rl_peers.py --minutes 15 --seeds 3
+    python benchmarks/rl_peers.py
 
-ARS and PPO are sb3-contrib's and Stable-Baselines3's, with the settings that RL Baselines3 Zoo
-recommends for each task; EGGROLL's settings were searched for at a budget of minutes, which theirs
-were not. Resumable: a run whose numbers are there is not repeated.
+EGGROLL's runs are those of `rl_runs.py`, made now where they are missing; the peers are given as
+many minutes. ARS and PPO are sb3-contrib's and Stable-Baselines3's, with the settings that RL
+Baselines3 Zoo recommends for each task; EGGROLL's settings were searched for at a budget of
+minutes, which theirs were not. Resumable: a run whose numbers are there is not repeated.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import rl_runs
 import torch
+from matplotlib.figure import Figure
 from sb3_contrib import ARS
 from sb3_contrib.common.vec_env import AsyncEval
 from stable_baselines3 import PPO
@@ -29,8 +30,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 from timing import hardware, table
 
-ROOT = Path(__file__).parent.parent
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
 TASKS = ("HalfCheetah", "Swimmer", "Hopper")
+COLOURS = {"EGGROLL": "#d1495b", "ARS": "#00798c", "PPO": "#777777"}
 CORES = 2  # the processes of the peers
 FOREVER = 10**9  # control steps: the clock ends a run
 POINTS = 15  # of a curve
@@ -175,44 +177,68 @@ def train_peer(method: str, task: str, seed: int, minutes: float) -> dict[str, A
     return {"return": float(final.mean()), "steps": model.num_timesteps, "curve": clock.curve}
 
 
-def train_ours(task: str, seed: int, minutes: float, out: Path) -> dict[str, Any]:
-    """The same by EGGROLL: the example."""
-    program = ROOT / "examples" / "rl" / "train_mujoco.py"
-    options = ["--task", task, "--minutes", str(minutes), "--seed", str(seed), "--out", str(out)]
-    subprocess.run([sys.executable, str(program), *options, "--no-pictures"], check=True)
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
+def train(method: str, task: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One run's numbers, made now unless they are there."""
+    if method == "EGGROLL":
+        return rl_runs.train(task, seed, IMAGES / "rl")
+    file = folder / task / method / f"seed_{seed}.json"
+    if not file.exists():
+        found = train_peer(method, task, seed, rl_runs.GOALS[task].minutes)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    known: dict[str, Any] = json.loads(file.read_text())
+    return known
+
+
+def row(task: str, method: str, runs: list[dict[str, Any]]) -> list[str]:
+    """One row of the table."""
+    scores = sorted(run["return"] for run in runs)
+    steps = float(np.median([run["steps"] for run in runs]))
+    band = f"{scores[0]:,.0f} to {scores[-1]:,.0f}"
+    minutes = f"{rl_runs.GOALS[task].minutes:g}"
+    return [task, minutes, method, f"{np.median(scores):,.0f}", band, f"{steps / 1e6:.2f} M"]
+
+
+def draw(found: dict[tuple[str, str], list[dict[str, Any]]], file: Path) -> None:
+    """Each run's curve, by wall-clock and by control steps."""
+    figure = Figure(figsize=(4 * len(TASKS), 6), layout="constrained")
+    axes = figure.subplots(2, len(TASKS), squeeze=False)
+    for (task, method), runs in found.items():
+        by_clock, by_steps = axes[:, TASKS.index(task)]
+        for number, run in enumerate(runs):
+            look = {"color": COLOURS[method], "lw": 1.2, "label": "" if number else method}
+            returns = [point["return"] for point in run["curve"]]
+            by_clock.plot([point["seconds"] / 60 for point in run["curve"]], returns, **look)
+            by_steps.plot([point["steps"] for point in run["curve"]], returns, **look)
+        by_clock.set(title=task, xlabel="minutes")
+        by_steps.set(xlabel="control steps", xscale="log")
+    for ax in axes.ravel():
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(frameon=False)
+    figure.supylabel("return without noise")
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=15)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "peers")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--out", type=Path, default=IMAGES / "rl_peers")
     args = parser.parse_args()
-    rows = []
-    for task in TASKS:
-        for method in ("EGGROLL", "ARS", "PPO"):
-            runs = []
-            for seed in range(args.seeds):
-                out = args.out / task / method / f"seed_{seed}"
-                file = out / "results.json"
-                if not file.exists():
-                    out.mkdir(parents=True, exist_ok=True)
-                    if method == "EGGROLL":
-                        found = train_ours(task, seed, args.minutes, out)
-                    else:
-                        found = train_peer(method, task, seed, args.minutes)
-                    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-                runs.append(json.loads(file.read_text()))
-            scores = sorted(run["return"] for run in runs)
-            steps = float(np.median([run["steps"] for run in runs]))
-            band = f"{scores[0]:,.0f} to {scores[-1]:,.0f}"
-            rows.append([task, method, f"{np.median(scores):,.0f}", band, f"{steps / 1e6:.2f} M"])
-    header = ["task", "method", "median return", "lowest to highest", "control steps"]
-    text = f"{args.minutes:g} minutes each, {args.seeds} seeds. On {hardware()}.\n\n"
-    print(text + table(header, rows))
-    (args.out / "table.md").write_text(text + table(header, rows) + "\n", encoding="utf-8")
+    found = {
+        (task, method): [train(method, task, seed, args.out) for seed in range(args.seeds)]
+        for task in args.tasks
+        for method in COLOURS
+    }
+    rows = [row(task, method, runs) for (task, method), runs in found.items()]
+    header = ["task", "minutes", "method", "median return", "lowest to highest", "control steps"]
+    text = f"{args.seeds} seeds each. On {hardware()}.\n\n{table(header, rows)}\n"
+    print(text)
+    (args.out / "table.md").write_text(text, encoding="utf-8")
+    draw(found, args.out / "curves.png")
 
 
 if __name__ == "__main__":
