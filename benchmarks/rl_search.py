@@ -65,6 +65,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rate 1, 32 members": {"learning_rate": 1.0, "population_size": 32},
     "rate 2, 32·32": {"learning_rate": 2.0, "hidden": (32, 32)},
     "rate 2, 4 episodes": {"learning_rate": 2.0, "episodes": 4},
+    "σ 0.05, rate 1": {"sigma": 0.05, "learning_rate": 1.0},
+    "σ 0.05, rate 1, top quarter": {
+        "sigma": 0.05,
+        "learning_rate": 1.0,
+        "shaping": top_directions(0.25),
+    },
+    "σ 0.05, rate 1, 64·64": {"sigma": 0.05, "learning_rate": 1.0, "hidden": (64, 64)},
     "σ 0.1, rate 1": {"sigma": 0.1, "learning_rate": 1.0},
     "no ending, with its bonus": {"shaped": {"terminate": False}, "steps": (100, 300)},
     "no bonus, rate 1": {"shaped": {BONUS: 0.0}, "learning_rate": 1.0},
@@ -75,6 +82,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "1 episode": {"episodes": 1},
     "2 episodes": {"episodes": 2},
     "8 episodes": {"episodes": 8},
+    "own episodes": {"common_seeds": False},
+    "own episodes, 1": {"common_seeds": False, "episodes": 1},
+    "own episodes, σ 0.03, z-scores": {
+        "common_seeds": False,
+        "episodes": 1,
+        "sigma": 0.03,
+        "shaping": "standardize",
+    },
+    "own episodes, 64·64": {"common_seeds": False, "hidden": (64, 64)},
 }
 
 

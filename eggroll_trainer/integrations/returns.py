@@ -35,7 +35,10 @@ class EpisodeFitness(population_fitness[Array]):
         max_steps: End an episode after so many steps; or a function generation → steps, for
             episodes that grow. None leaves it to the worlds.
         common_seeds: All members of a generation meet the same episodes, so that they are compared
-            and not their luck. Each generation has new ones, which the trainer's seed decides.
+            and not their luck. If False, each antithetic pair meets episodes of its own: the two
+            are compared still, and a generation sees as many beginnings as it has pairs, which is
+            better where one says little of the others. Each generation has new episodes, which the
+            trainer's seed decides.
     """
 
     def __init__(
@@ -140,15 +143,12 @@ class EpisodeFitness(population_fitness[Array]):
     def _seeds(self, population: Population) -> Array:
         """One for each member and episode."""
         key = population.seed, population.generation, "episode"
-        if self.common_seeds:
-            row = [_episode_seed(*key, e) for e in range(self.episodes)]
-            return np.tile(row, (len(population), 1))
-        return np.array(
-            [
-                [_episode_seed(*key, member, e) for e in range(self.episodes)]
-                for member in range(len(population))
-            ]
-        )
+        pairs = len(population) // len(population.perturbations.signs)
+        rows = [
+            [_episode_seed(*key, pair, e) for e in range(self.episodes)]
+            for pair in range(1 if self.common_seeds else pairs)
+        ]
+        return np.repeat(rows, len(population) // len(rows), axis=0)
 
     def _limit(self, generation: int) -> float:
         if self.max_steps is None:

@@ -16,7 +16,7 @@ from eggroll_trainer.policies import Policy
 
 SETTINGS = {
     "CartPole-v1": Settings(population_size=32, sigma=0.3, hidden=(16,)),
-    "Pendulum-v1": Settings(learning_rate=1.0, sigma=0.2, hidden=(32, 32)),
+    "Pendulum-v1": Settings(learning_rate=1.0, sigma=0.2, common_seeds=False),
     "LunarLander-v3": Settings(population_size=64, sigma=0.1, hidden=(16,), episodes=4),
 }
 
@@ -37,7 +37,9 @@ def run(
 ) -> tuple[Policy, Clock, np.ndarray]:
     """Train a policy; returns it, the clock, and 20 returns of the policy."""
     policy = seeded(seed, lambda: make_policy(env_id, settings.hidden))
-    fitness = EpisodeReturn(env_id, episodes=settings.episodes, workers=workers)
+    fitness = EpisodeReturn(
+        env_id, settings.episodes, common_seeds=settings.common_seeds, workers=workers
+    )
     clock = train(policy, fitness, settings, seconds, seed)
     returns = fitness.evaluate(policy, 20).returns
     fitness.close()

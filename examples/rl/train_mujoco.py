@@ -88,7 +88,8 @@ def run(
     sizes = real.observation_size, real.action_size
     low, high = real.action_range
     policy = seeded(seed, lambda: Policy(*sizes, settings.hidden, low=low, high=high, squash=False))
-    fitness, judge = MujocoReturn(trained, episodes=settings.episodes), MujocoReturn(real)
+    fitness = MujocoReturn(trained, settings.episodes, common_seeds=settings.common_seeds)
+    judge = MujocoReturn(real)
     clock = train(policy, fitness, settings, seconds, seed, judge)
     returns = judge.evaluate(policy, 20).returns
     fitness.close()

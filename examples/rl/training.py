@@ -32,6 +32,7 @@ class Settings:
     hidden: tuple[int, ...] = (64, 64)
     shaping: Any = "standardize"
     episodes: int = 1
+    common_seeds: bool = True  # else each antithetic pair begins in its own way
     steps: tuple[int, int] | None = None  # most of an episode, at the beginning and at the end
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of a MuJoCo task
     # What training changes about it: a bonus for staying alive teaches to stand still first. What
