@@ -19,7 +19,8 @@ from torch import nn
 from eggroll_trainer import EGGROLLTrainer
 from eggroll_trainer.integrations.gymnasium import EpisodeReturn
 from eggroll_trainer.integrations.mujoco import MujocoReturn, MujocoTask, MujocoWorlds
-from eggroll_trainer.integrations.mujoco_tasks import HalfCheetah, make_task
+from eggroll_trainer.integrations.mujoco_runners import HalfCheetah
+from eggroll_trainer.integrations.mujoco_tasks import make_task
 from eggroll_trainer.policies import Policy
 
 STEPS = 200
