@@ -60,7 +60,7 @@ SETTINGS = {
     "Reacher": Settings(population_size=128, episodes=4),
     "InvertedPendulum": Settings(sigma=0.3, hidden=()),
     "InvertedDoublePendulum": Settings(
-        population_size=128, sigma=0.1, hidden=(), shaping="centered_rank", episodes=2
+        population_size=128, sigma=0.03, hidden=(), common_seeds=False
     ),
     "Pusher": Settings(population_size=128, episodes=2, shaping=top_directions(0.5)),
     "Dog": Settings(sigma=0.1, hidden=(), steps=(100, 300)),
