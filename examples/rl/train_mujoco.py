@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import imageio.v3 as imageio
+import mujoco
 import numpy as np
 from training import Clock, Settings, parser, save, seeded, train
 
@@ -31,6 +32,7 @@ from eggroll_trainer.integrations.mujoco_tasks import TASKS, make_task
 from eggroll_trainer.integrations.video import film
 from eggroll_trainer.policies import Policy
 
+INTEGRATOR, EULER = "model.opt.integrator", int(mujoco.mjtIntegrator.mjINT_EULER)
 SETTINGS = {
     "HalfCheetah": Settings(population_size=128, learning_rate=0.6),
     "Swimmer": Settings(sigma=0.1, hidden=()),
@@ -52,10 +54,10 @@ SETTINGS = {
     ),
     "Humanoid": Settings(
         population_size=128,
-        sigma=0.02,
         hidden=(),
         shaping="centered_rank",
         arguments={"whole": False},
+        shaped={INTEGRATOR: EULER},
     ),
     "Reacher": Settings(population_size=128, episodes=4),
     "InvertedPendulum": Settings(sigma=0.3, hidden=()),
@@ -82,9 +84,11 @@ def run(
 ) -> tuple[Policy, MujocoTask, Clock, np.ndarray]:
     """Train a policy; returns it, the task as it is, the clock, and 20 returns of the policy."""
     trained, real = (load_task(name, **settings.arguments) for _ in range(2))
-    for attribute, value in settings.shaped.items():
-        getattr(trained, attribute)  # one that the task does not have would change nothing
-        setattr(trained, attribute, value)
+    for path, value in settings.shaped.items():
+        *parts, attribute = path.split(".")
+        owner = functools.reduce(getattr, parts, trained)
+        getattr(owner, attribute)  # one that the task does not have would change nothing
+        setattr(owner, attribute, value)
     sizes = real.observation_size, real.action_size
     low, high = real.action_range
     policy = seeded(seed, lambda: Policy(*sizes, settings.hidden, low=low, high=high, squash=False))
