@@ -16,7 +16,8 @@ from eggroll_trainer.policies import Policy
 
 SETTINGS = {
     "CartPole-v1": Settings(population_size=32, sigma=0.3, hidden=(16,)),
-    "Pendulum-v1": Settings(learning_rate=1.0, sigma=0.2, common_seeds=False),
+    # It hangs at first, or nearly stands: a generation has to see many beginnings.
+    "Pendulum-v1": Settings(population_size=256, learning_rate=1.0, sigma=0.2, common_seeds=False),
     "LunarLander-v3": Settings(population_size=64, sigma=0.1, hidden=(16,), episodes=4),
 }
 
