@@ -64,7 +64,7 @@ GOALS = {
     "Hopper": Goal(2500, minutes=5),
     "Walker2d": Goal(2000, minutes=5),
     "Ant": Goal(1500, seeds=1),
-    "Humanoid": Goal(800, minutes=10, seeds=1),
+    "Humanoid": Goal(800, seeds=1),
     "Reacher": Goal(-6, minutes=5),
     "InvertedPendulum": Goal(1000, minutes=2),
     "InvertedDoublePendulum": Goal(9000, minutes=5),
