@@ -18,7 +18,7 @@ from torch import nn
 
 from eggroll_trainer import EGGROLLTrainer
 from eggroll_trainer.integrations.gymnasium import EpisodeReturn
-from eggroll_trainer.integrations.mujoco import MujocoReturn, MujocoTask, MujocoWorlds
+from eggroll_trainer.integrations.mujoco import MujocoReturn, MujocoTask
 from eggroll_trainer.integrations.mujoco_runners import HalfCheetah
 from eggroll_trainer.integrations.mujoco_tasks import make_task
 from eggroll_trainer.policies import Policy
@@ -36,12 +36,12 @@ def bare(task: MujocoTask, members: int, actions: np.ndarray, threads: int) -> A
     """The same worlds and actions by `mujoco.rollout`, a call for each control step."""
     model, skip = task.model, task.frame_skip
     spec = mujoco.mjtState.mjSTATE_FULLPHYSICS
-    start = np.empty((members, mujoco.mj_stateSize(model, spec)))
-    worlds = MujocoWorlds(task)
-    worlds.reset([0] * members)
-    for row, data in zip(start, worlds.data, strict=False):
-        mujoco.mj_getState(model, data, row, spec)
-    worlds.close()
+    first = mujoco.MjData(model)
+    first.qpos[:], first.qvel[:] = task.initial(np.random.default_rng(0))
+    mujoco.mj_forward(model, first)
+    row = np.empty(mujoco.mj_stateSize(model, spec))
+    mujoco.mj_getState(model, first, row, spec)
+    start = np.tile(row, (members, 1))
     rollout, data = Rollout(nthread=threads), [mujoco.MjData(model) for _ in range(threads)]
 
     def run() -> None:

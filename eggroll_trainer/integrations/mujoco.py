@@ -6,7 +6,6 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +15,14 @@ from ..checks import check_integer
 from ..errors import ConfigurationError, EggrollWarning
 from .episodes import Array, Worlds
 from .returns import EpisodeFitness
+from .simulations import State, make_simulations
 
 try:
     import mujoco
 except ImportError as error:  # pragma: no cover - the message is what matters
     raise ImportError('this needs MuJoCo: pip install "eggroll-trainer[rl]"') from error
 
-
-@dataclass
-class State:
-    """The worlds at one moment, a row each.
-
-    Attributes:
-        time: Seconds since the episode began, `(n,)`.
-        qpos: Positions, `(n, nq)`.
-        qvel: Velocities, `(n, nv)`.
-        fields: The arrays of `MjData` that the task asked for: name → `(n, …)`. As in MuJoCo
-            itself, those that follow from the positions are one physics step behind.
-    """
-
-    time: Array
-    qpos: Array
-    qvel: Array
-    fields: dict[str, Array]
-
-    def __getitem__(self, name: str) -> Array:
-        return self.fields[name]
+__all__ = ["MujocoReturn", "MujocoTask", "MujocoWorlds", "State"]
 
 
 class MujocoTask(ABC):
@@ -155,11 +136,7 @@ class MujocoReturn(EpisodeFitness):
 
 
 class MujocoWorlds(Worlds):
-    """As many worlds of a task as are wanted, each with an `MjData` of its own.
-
-    So a world carries everything from step to step that MuJoCo does, the solver's warm start too,
-    and comes out as if it were alone. (`mujoco.rollout` starts its solver afresh with each call.)
-    The physics runs outside Python's lock, so several of these step at once in threads.
+    """As many worlds of a task as are wanted.
 
     Args:
         task: The task.
@@ -168,25 +145,17 @@ class MujocoWorlds(Worlds):
     def __init__(self, task: MujocoTask) -> None:
         self.task = task
         self.low, self.high = task.action_range
-        self.forces = "cfrc_ext" in task.fields or "cacc" in task.fields
-        self.data: list[Any] = []
-        self.ctrl: list[Array] = []
-        # What is read of each world, as views: a call of MuJoCo for each would cost more.
-        self.views: dict[str, list[Array]] = {name: [] for name in ("qpos", "qvel", *task.fields)}
+        self.simulations = make_simulations(task.model, task.fields)
         self.state = State(np.empty(0), np.empty(0), np.empty(0), {})
         self.lengths = np.empty(0, dtype=int)
 
     def reset(self, seeds: Sequence[int]) -> Array:
         """Begin an episode in each world."""
-        model, n = self.task.model, len(seeds)
-        self._make(n)
-        for i, seed in enumerate(seeds):
-            data = self.data[i]
-            mujoco.mj_resetData(model, data)
-            data.qpos[:], data.qvel[:] = self.task.initial(np.random.default_rng(seed))
-            mujoco.mj_forward(model, data)
-        self.lengths = np.zeros(n, dtype=int)
-        self.state = self._read(np.arange(n))
+        starts = [self.task.initial(np.random.default_rng(seed)) for seed in seeds]
+        qpos, qvel = (np.stack(x) for x in zip(*starts, strict=True))
+        self.simulations.begin(qpos, qvel)
+        self.lengths = np.zeros(len(seeds), dtype=int)
+        self.state = self.simulations.read(np.arange(len(seeds)))
         return self.task.observe(self.state)
 
     def step(self, worlds: Array, actions: Array) -> tuple[Array, Array, Array, Array]:
@@ -197,8 +166,8 @@ class MujocoWorlds(Worlds):
                 f"{len(self.low)} actuators"
             )
         actions = np.clip(actions, self.low, self.high).astype(np.float32)
-        self._advance(worlds, actions)
-        before, after = _some(self.state, worlds), self._read(worlds)
+        self.simulations.step(worlds, actions, self.task.frame_skip)
+        before, after = self.state.some(worlds), self.simulations.read(worlds)
         unstable = after.time < before.time + 0.5 * self.task.dt  # MuJoCo has reset itself
         rewards = np.asarray(self.task.reward(before, actions, after), dtype=float)
         terminated = np.asarray(self.task.terminated(after)) | unstable
@@ -210,53 +179,14 @@ class MujocoWorlds(Worlds):
                 stacklevel=2,
             )
             rewards[unstable] = -np.inf
-        _write(self.state, worlds, after)
+        self.state.write(worlds, after)
         self.lengths[worlds] += 1
         truncated = self.lengths[worlds] >= self.task.max_steps
         return self.task.observe(after), rewards, terminated, truncated
 
     def close(self) -> None:
-        """Let go of them: each has megabytes for its contacts."""
-        self.data, self.ctrl, self.views = [], [], {}
-
-    def _make(self, count: int) -> None:
-        """Have at least so many worlds."""
-        model = self.task.model
-        for _ in range(len(self.data), count):
-            data = mujoco.MjData(model)
-            self.data.append(data)
-            self.ctrl.append(data.ctrl)
-            for name, views in self.views.items():
-                views.append(getattr(data, name))
-
-    def _advance(self, worlds: Array, actions: Array) -> None:
-        model, skip, step = self.task.model, self.task.frame_skip, mujoco.mj_step
-        for i, action in zip(worlds.tolist(), actions, strict=True):
-            data = self.data[i]
-            self.ctrl[i][:] = action
-            step(model, data, skip)
-            if self.forces:
-                mujoco.mj_rnePostConstraint(model, data)
-
-    def _read(self, worlds: Array) -> State:
-        some = worlds.tolist()
-        fields = {
-            name: np.concatenate([views[i] for i in some]).reshape(len(some), *views[0].shape)
-            for name, views in self.views.items()
-        }
-        time = np.array([self.data[i].time for i in some])
-        return State(time, fields.pop("qpos"), fields.pop("qvel"), fields)
-
-
-def _some(state: State, worlds: Array) -> State:
-    fields = {name: array[worlds] for name, array in state.fields.items()}
-    return State(state.time[worlds], state.qpos[worlds], state.qvel[worlds], fields)
-
-
-def _write(state: State, worlds: Array, new: State) -> None:
-    state.time[worlds], state.qpos[worlds], state.qvel[worlds] = new.time, new.qpos, new.qvel
-    for name, array in state.fields.items():
-        array[worlds] = new.fields[name]
+        """Let go of them: each may have megabytes for its contacts."""
+        self.simulations = make_simulations(self.task.model, self.task.fields)
 
 
 def _load(xml: str | Path) -> Any:

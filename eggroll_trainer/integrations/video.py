@@ -48,13 +48,12 @@ def film(
     try:
         with torch.no_grad():
             play = Play(Alone(policy), worlds, np.array([[seed]]))
-            view = camera
-            if view is None:
-                view = _following(task.model, worlds.data[0], distance)
+            data = _posed(task.model, worlds)
+            view = _following(task.model, data, distance) if camera is None else camera
             pictures = []
             for step in range(steps):
                 if step % every == 0:
-                    renderer.update_scene(worlds.data[0], view)
+                    renderer.update_scene(_posed(task.model, worlds), view)
                     pictures.append(renderer.render().copy())
                 play.run(1)
                 if not play.alive.any():
@@ -63,6 +62,14 @@ def film(
         worlds.close()
         renderer.close()
     return np.stack(pictures)
+
+
+def _posed(model: Any, worlds: MujocoWorlds) -> Any:
+    """The first world, as a renderer takes it."""
+    data = mujoco.MjData(model)
+    data.qpos[:], data.qvel[:] = worlds.state.qpos[0], worlds.state.qvel[0]
+    mujoco.mj_forward(model, data)
+    return data
 
 
 def _following(model: Any, data: Any, distance: float | None) -> Any:
