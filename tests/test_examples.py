@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -154,7 +155,14 @@ def test_settings_change_what_a_task_has(name: str) -> None:
     settings = train_mujoco.SETTINGS[name]
     shipped = name in train_mujoco.TASKS
     task = train_mujoco.load_task(name if shipped else f"{SCENES}:{name}", **settings.arguments)
-    assert set(settings.shaped) <= set(dir(task))
+    train_mujoco.change(task, settings.shaped)
+    for path, value in settings.shaped.items():
+        assert operator.attrgetter(path)(task) == value
+
+
+def test_a_setting_that_a_task_does_not_have_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="helthy"):
+        train_mujoco.change(train_mujoco.load_task("Hopper"), {"helthy_reward": 0.0})
 
 
 def test_settings_are_written_down_without_addresses_and_told_apart() -> None:

@@ -17,6 +17,7 @@ if ctypes.util.find_library("EGL"):  # pictures without a display; before mujoco
 
 import functools
 import runpy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,16 +84,21 @@ def load_task(name: str, **arguments: Any) -> MujocoTask:
     return task
 
 
+def change(task: MujocoTask, attributes: Mapping[str, float]) -> None:
+    """Set attributes of a task, or of what it has, such as `model.opt.timestep`."""
+    for path, value in attributes.items():
+        *parts, attribute = path.split(".")
+        owner = functools.reduce(getattr, parts, task)
+        getattr(owner, attribute)  # one that is not there would change nothing
+        setattr(owner, attribute, value)
+
+
 def run(
     name: str, settings: Settings, seconds: float, seed: int
 ) -> tuple[Policy, MujocoTask, Clock, np.ndarray]:
     """Train a policy; returns it, the task as it is, the clock, and 20 returns of the policy."""
     trained, real = (load_task(name, **settings.arguments) for _ in range(2))
-    for path, value in settings.shaped.items():
-        *parts, attribute = path.split(".")
-        owner = functools.reduce(getattr, parts, trained)
-        getattr(owner, attribute)  # one that the task does not have would change nothing
-        setattr(owner, attribute, value)
+    change(trained, settings.shaped)
     sizes = real.observation_size, real.action_size
     low, high = real.action_range
     policy = seeded(seed, lambda: Policy(*sizes, settings.hidden, low=low, high=high, squash=False))
