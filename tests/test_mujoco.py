@@ -97,6 +97,22 @@ def test_results_do_not_depend_on_threads() -> None:
     assert histories[0] == histories[1] == histories[2]
 
 
+@pytest.mark.parametrize("name", ["Hopper", "Humanoid"])
+def test_a_model_that_is_changed_counts_from_the_next_episode_on(name: str) -> None:
+    """With contact forces and without: they are stepped in two ways."""
+    changed, fresh = make_task(name), make_task(name)
+    worlds = MujocoWorlds(changed)
+    worlds.reset([0])
+    changed.model.opt.gravity[2] = fresh.model.opt.gravity[2] = -1.0
+    other, actions = MujocoWorlds(fresh), np.zeros((1, fresh.action_size))
+    seen = []
+    for each in (worlds, other, MujocoWorlds(make_task(name))):
+        each.reset([0])
+        seen.append(each.step(np.arange(1), actions)[0])
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert (seen[0] != seen[2]).any()
+
+
 def test_equal_members_have_equal_returns() -> None:
     fitness = MujocoReturn("HalfCheetah", max_steps=100)
     trainer = make_trainer(fitness, Policy(17, 6), sigma=1e-30)

@@ -15,12 +15,13 @@ from ..checks import check_integer
 from ..errors import ConfigurationError, EggrollWarning
 from .episodes import Array, Worlds
 from .returns import EpisodeFitness
-from .simulations import State, make_simulations
 
 try:
     import mujoco
+
+    from .simulations import State, make_simulations
 except ImportError as error:  # pragma: no cover - the message is what matters
-    raise ImportError('this needs MuJoCo: pip install "eggroll-trainer[rl]"') from error
+    raise ImportError('this needs MuJoCo 4 or later: pip install "eggroll-trainer[rl]"') from error
 
 __all__ = ["MujocoReturn", "MujocoTask", "MujocoWorlds", "State"]
 

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mujoco
 import numpy as np
+from mujoco.batch import Batch
 
 from .episodes import Array
-
-try:
-    import mujoco
-    from mujoco.batch import Batch
-except ImportError as error:  # pragma: no cover - the message is what matters
-    raise ImportError('this needs MuJoCo 4 or later: pip install "eggroll-trainer[rl]"') from error
 
 FORCES = {"cacc", "cfrc_int", "cfrc_ext"}  # what MuJoCo computes only when it is asked to
 
@@ -88,27 +84,23 @@ def make_simulations(model: Any, fields: Sequence[str]) -> Simulations:
 class Together(Simulations):
     """By MuJoCo's own `Batch`: a call takes a step of all of them."""
 
-    batch: Any = None
-
     def begin(self, qpos: Array, qvel: Array) -> None:
-        """Begin anew."""
-        if self.batch is None or self.batch.nsim < len(qpos):
-            self.batch = Batch(self.model, len(qpos), nthread=1)
-            self.views = {name: self.batch.bind(name) for name in ("qpos", "qvel", *self.fields)}
-        which = np.arange(len(qpos), dtype=np.int32)
-        self.batch.reset(which, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
-        self.views["qpos"][which], self.views["qvel"][which] = qpos, qvel
-        self.batch.forward(which)
+        """Begin anew, with the model as it is now: a `Batch` has a copy of it."""
+        self.batch = batch = Batch(self.model, len(qpos), nthread=1)
+        self.views = {name: batch.bind(name) for name in ("qpos", "qvel", *self.fields)}
+        self.time, self.ctrl = batch.bind("time"), batch.bind("ctrl")
+        self.views["qpos"][:], self.views["qvel"][:] = qpos, qvel
+        batch.forward()
 
     def step(self, which: Array, ctrl: Array, substeps: int) -> None:
         """Step some of them."""
-        self.batch.bind("ctrl")[which] = ctrl
+        self.ctrl[which] = ctrl
         self.batch.step(which.astype(np.int32), substeps)
 
     def read(self, which: Array) -> State:
         """Some of them."""
         fields = {name: view[which] for name, view in self.views.items()}
-        return State(self.batch.bind("time")[which], fields.pop("qpos"), fields.pop("qvel"), fields)
+        return State(self.time[which], fields.pop("qpos"), fields.pop("qvel"), fields)
 
 
 class WithForces(Simulations):

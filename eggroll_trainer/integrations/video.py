@@ -48,12 +48,14 @@ def film(
     try:
         with torch.no_grad():
             play = Play(Alone(policy), worlds, np.array([[seed]]))
-            data = _posed(task.model, worlds)
+            data = mujoco.MjData(task.model)
+            _pose(task.model, data, worlds)
             view = _following(task.model, data, distance) if camera is None else camera
             pictures = []
             for step in range(steps):
                 if step % every == 0:
-                    renderer.update_scene(_posed(task.model, worlds), view)
+                    _pose(task.model, data, worlds)
+                    renderer.update_scene(data, view)
                     pictures.append(renderer.render().copy())
                 play.run(1)
                 if not play.alive.any():
@@ -64,12 +66,10 @@ def film(
     return np.stack(pictures)
 
 
-def _posed(model: Any, worlds: MujocoWorlds) -> Any:
-    """The first world, as a renderer takes it."""
-    data = mujoco.MjData(model)
+def _pose(model: Any, data: Any, worlds: MujocoWorlds) -> None:
+    """Bring what is drawn to where the first world is."""
     data.qpos[:], data.qvel[:] = worlds.state.qpos[0], worlds.state.qvel[0]
     mujoco.mj_forward(model, data)
-    return data
 
 
 def _following(model: Any, data: Any, distance: float | None) -> Any:

@@ -16,7 +16,7 @@ from eggroll_trainer.policies import Policy
 
 SETTINGS = {
     "CartPole-v1": Settings(population_size=32, sigma=0.3, hidden=(16,)),
-    # Learnt from many beginnings at once, and from afar: at half this σ some runs end up spinning.
+    # A generation sees many beginnings. Some runs still end up spinning; at half this σ, more.
     "Pendulum-v1": Settings(
         population_size=128, learning_rate=1.0, sigma=0.4, final=0.2, common_seeds=False
     ),

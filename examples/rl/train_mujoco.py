@@ -54,7 +54,7 @@ SETTINGS = {
         arguments={"contacts": False},
         shaped={"healthy_reward": 0.0, "terminate": False, "control_cost": 0.1},
     ),
-    # Five physics steps of RK4 cost as much as twenty of Euler's: it learns on three of those.
+    # Each of its five physics steps evaluates the dynamics four times (RK4), Euler's once.
     "Humanoid": Settings(
         population_size=512,
         learning_rate=1.0,
