@@ -132,7 +132,7 @@ def make_policy(env_id: str) -> Policy:
 
 
 class Stepping:
-    """A process that steps a `SyncVectorEnv` with small random actions when it is told to."""
+    """A process that steps a `SyncVectorEnv` when it is told to; the policies' actions are about 0 too."""
 
     def __init__(self, env_id: str, count: int) -> None:
         self.here, there = multiprocessing.Pipe()

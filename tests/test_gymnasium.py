@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -321,6 +322,26 @@ def test_a_process_that_dies() -> None:
     with pytest.raises(FitnessError, match=r"process \S+ died, with the exit code 3"):
         make_trainer(fitness).step()
     assert not multiprocessing.active_children()
+
+
+def test_a_killed_trainer_leaves_no_process(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, os, signal\n"
+        "import torch\n"
+        "from eggroll_trainer import EGGROLLTrainer\n"
+        "from eggroll_trainer.integrations.gymnasium import EpisodeReturn\n"
+        "if __name__ == '__main__':\n"
+        "    model = torch.nn.Linear(4, 2)\n"
+        "    fitness = EpisodeReturn('CartPole-v1', workers=2, num_envs=16)\n"
+        "    EGGROLLTrainer(model.parameters(), model, fitness, 8).train(1, verbose=False)\n"
+        "    print(len(multiprocessing.active_children()), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # The workers have its output open too: this comes back when the last of them has ended.
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2\n"
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_an_action_that_is_not_finite() -> None:

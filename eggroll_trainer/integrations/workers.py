@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -83,14 +85,11 @@ def _work(pipe: Connection, made: bytes, count: int) -> None:
     from .gymnasium import EnvWorlds
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
-    parent = multiprocessing.parent_process()
+    threading.Thread(target=_end_with_trainer, daemon=True).start()
     try:
         make_env = cloudpickle.loads(made)
         worlds = EnvWorlds([make_env() for _ in range(count)], convert=lambda actions: actions)
         while True:
-            while not pipe.poll(5):  # a killed trainer leaves a pipe that other workers hold open
-                if parent is not None and not parent.is_alive():
-                    return
             name, arguments = pipe.recv()
             pipe.send((True, getattr(worlds, name)(*arguments)))
             if name == "close":
@@ -101,3 +100,10 @@ def _work(pipe: Connection, made: bytes, count: int) -> None:
         text = str(error) if isinstance(error, FitnessError) else traceback.format_exc()
         with contextlib.suppress(OSError):
             pipe.send((False, text))
+
+
+def _end_with_trainer() -> None:
+    """A killed trainer leaves a pipe that other workers hold open: its process says it is gone."""
+    if (trainer := multiprocessing.parent_process()) is not None:
+        trainer.join()
+        os._exit(1)
