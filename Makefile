@@ -53,7 +53,7 @@ figures: $(STAMP) ## the figures and numbers of every example, into docs/images 
 		--compile --out docs/images/transformer_5_minutes $(DATA)
 
 rl-demo: $(STAMP) ## a HalfCheetah learns to run, with pictures (three minutes)
-	@$(BIN)/python examples/rl/train_mujoco.py --task HalfCheetah --minutes 2.4 --out results/rl-demo
+	@$(BIN)/python examples/rl/train_mujoco.py --task HalfCheetah --minutes 2.2 --out results/rl-demo
 
 search: $(STAMP) ## the settings that docs/choosing.md reports, tried again (15 minutes)
 	@$(BIN)/python benchmarks/mnist_search.py $(DATA)

@@ -119,6 +119,7 @@ def take_pictures(task: MujocoTask, policy: Policy, folder: Path) -> None:
     imageio.imwrite(folder / "film.webp", pictures[:, ::2, ::2], **shown)
     moment = pictures[len(pictures) // 2 :][:18:3]
     imageio.imwrite(folder / "strip.png", np.hstack(moment))
+    print(f"pictures of it: {folder / 'film.webp'}, {folder / 'strip.png'}")
 
 
 def main() -> None:
