@@ -132,7 +132,10 @@ def make_policy(env_id: str) -> Policy:
 
 
 class Stepping:
-    """A process that steps a `SyncVectorEnv` when it is told to; the policies' actions are about 0 too."""
+    """A process that steps a `SyncVectorEnv` when it is told to, with actions of 0.
+
+    Those of the policies that it is compared with are near 0 too.
+    """
 
     def __init__(self, env_id: str, count: int) -> None:
         self.here, there = multiprocessing.Pipe()
