@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from .errors import NotBatchableError, PopulationSizeError
 from .graphs import signature, split, trace
@@ -77,6 +77,12 @@ class Folded:
         Returns:
             What the model returns, its tensors `(members · rows, …)`.
         """
+        for leaf in tree_flatten(args)[0]:
+            if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) % len(self.members)):
+                raise PopulationSizeError(
+                    f"an argument of shape {tuple(leaf.shape)}: expected a multiple of the "
+                    f"{len(self.members)} members in its first axis, member after member"
+                )
         return self._run(*args)
 
     def subset(self, members: Sequence[int]) -> Folded:
@@ -126,7 +132,6 @@ class FoldedPass:
         leaves, spec = tree_flatten(args)
         key, tensors = signature(leaves), [x for x in leaves if isinstance(x, Tensor)]
         if key not in self.known:
-            check_rows(tensors, self.members)
             with MAKING:
                 self.known[key] = self._graph((*self.signature, str(spec), key), args, tensors)
         return self.known[key](*tensors)
@@ -159,21 +164,10 @@ def in_turn(population: Population, members: Sequence[int]) -> Run:
         modules = [population.member(index) for index in members]
 
     def run(*args: Any) -> Any:
-        check_rows([x for x in tree_leaves(args) if isinstance(x, Tensor)], len(modules))
         results = [module(*rows_of(args, i, len(modules))) for i, module in enumerate(modules)]
         return tree_map(lambda *x: torch.cat(x), *results)
 
     return run
-
-
-def check_rows(tensors: Sequence[Tensor], members: int) -> None:
-    """Raise unless each has as many rows for every member."""
-    for tensor in tensors:
-        if tensor.dim() == 0 or len(tensor) % members:
-            raise PopulationSizeError(
-                f"an argument of shape {tuple(tensor.shape)}: expected a multiple of the "
-                f"{members} members in its first axis, member after member"
-            )
 
 
 def rows_of(args: Any, index: int, members: int) -> Any:
